@@ -1,4 +1,4 @@
-//! Fuzzes the rewriting of foreign manifests with the properties that the replay test checks.
+//! Fuzzes the rewriting of manifests of other meshes with the properties that the replay test checks.
 
 #![no_main]
 

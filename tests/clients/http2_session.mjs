@@ -26,15 +26,15 @@ export class ResponseStream {
     this.stream = stream;
     this.unread = Buffer.alloc(0);
     this.hasEnded = false;
-    this.wake = () => {};
-    stream.on('data', (piece) => { this.unread = Buffer.concat([this.unread, piece]); this.wake(); });
+    this.notify = () => {};
+    stream.on('data', (piece) => { this.unread = Buffer.concat([this.unread, piece]); this.notify(); });
     for (const end of ['end', 'close']) {
-      stream.on(end, () => { this.hasEnded = true; this.wake(); });
+      stream.on(end, () => { this.hasEnded = true; this.notify(); });
     }
   }
 
   /** Returns the status of the response. */
-  status() {
+  receiveStatus() {
     return new Promise((resolve, reject) => {
       this.stream.once('response', (head) => resolve(head[':status']));
       this.stream.once('error', reject);
@@ -42,7 +42,7 @@ export class ResponseStream {
   }
 
   /** Returns this number of next bytes. */
-  async bytes(count) {
+  async readBytes(count) {
     while (this.unread.length < count) {
       if (this.hasEnded) throw new Error('the stream ended');
       await this.waitForEvent();
@@ -53,21 +53,21 @@ export class ResponseStream {
   }
 
   /** Waits for the end, with or without an error. */
-  async end() {
+  async waitForEnd() {
     while (!this.hasEnded) await this.waitForEvent();
     return 'ended';
   }
 
   waitForEvent() {
-    return new Promise((resolve) => { this.wake = resolve; });
+    return new Promise((resolve) => { this.notify = resolve; });
   }
 }
 
-/** Prints the result of `execute` for the first word of each line and the rest. */
+/** Prints the result of `execute` for the first word of each line and the remaining words. */
 export async function runCommands(execute) {
   for await (const line of createInterface({ input: process.stdin })) {
-    const [command, ...rest] = line.split(' ');
-    const result = await execute(command, rest.join(' ')).catch((error) => `failed ${error.message}`);
+    const [command, ...words] = line.split(' ');
+    const result = await execute(command, words.join(' ')).catch((error) => `failed ${error.message}`);
     process.stdout.write(`${result}\n`);
   }
 }

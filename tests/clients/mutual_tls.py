@@ -40,7 +40,7 @@ async def main():
         await asyncio.gather(forward(reader, upstream[1]), forward(upstream[0], writer))
 
     async with await asyncio.start_server(handle_connection, "127.0.0.1", listen):
-        print("it listens", flush=True)
+        print("listening", flush=True)
         await asyncio.Future()
 
 

@@ -6,7 +6,7 @@ import ssl
 import sys
 from email.message import EmailMessage
 
-port, command, *rest = sys.argv[1:]
+port, command, *arguments = sys.argv[1:]
 
 
 def connect():
@@ -19,7 +19,7 @@ if command == "hello":
     connect().quit()
     sys.exit()
 
-context = ssl.create_default_context(cafile=rest[0])
+context = ssl.create_default_context(cafile=arguments[0])
 text = sys.stdin.read()
 for tls in ("clear", "starttls"):
     for number in range(10):

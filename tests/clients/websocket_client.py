@@ -12,34 +12,34 @@ sockets = []
 async def echo(socket, length):
     message = os.urandom(length)
     await socket.send(message)
-    return f"echoed {length}" if await socket.recv() == message else "something else came back"
+    return f"echoed {length}" if await socket.recv() == message else "the messages differ"
 
 
-async def execute(command, rest):
+async def execute(command, argument):
     if command == "open":
-        sockets.append(await websockets.connect(rest, max_size=16 << 20, ping_interval=None))
+        sockets.append(await websockets.connect(argument, max_size=16 << 20, ping_interval=None))
         return "open"
     if command == "each":
-        lengths = await asyncio.gather(*(echo(socket, int(rest)) for socket in sockets))
-        return f"{len(set(lengths))} kind of answer: {lengths[0]}"
+        lengths = await asyncio.gather(*(echo(socket, int(argument)) for socket in sockets))
+        return f"{len(set(lengths))} kind of response: {lengths[0]}"
     socket = sockets[-1]
     if command == "echo":
-        return await echo(socket, int(rest))
+        return await echo(socket, int(argument))
     if command == "text":
-        await socket.send(rest)
+        await socket.send(argument)
         return await socket.recv()
     if command == "ping":
-        await (await socket.ping(rest))
+        await (await socket.ping(argument))
         return "pong"
     if command == "close":
-        code, reason = rest.split(" ", 1)
+        code, reason = argument.split(" ", 1)
         await socket.close(int(code), reason)
     if command == "ended":
         await socket.wait_closed()
         sockets.pop()
         return "ended"
     if command == "be-closed":
-        await socket.send(f"close {rest}")
+        await socket.send(f"close {argument}")
         await socket.wait_closed()
     sockets.pop()
     return f"closed {socket.close_code} {socket.close_reason}"
@@ -48,9 +48,9 @@ async def execute(command, rest):
 async def main():
     loop = asyncio.get_running_loop()
     while line := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
-        command, _, rest = line.partition(" ")
+        command, _, argument = line.partition(" ")
         try:
-            print(await execute(command, rest), flush=True)
+            print(await execute(command, argument), flush=True)
         except websockets.InvalidStatusCode as error:
             print(f"refused {error.status_code}", flush=True)
         except (OSError, websockets.WebSocketException) as error:

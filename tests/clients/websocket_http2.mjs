@@ -19,7 +19,7 @@ async function open(address) {
     'sec-websocket-version': '13',
   });
   const response = new ResponseStream(stream);
-  const status = await response.status();
+  const status = await response.receiveStatus();
   if (status !== 200) return `refused ${status}`;
   socket = response;
   return 'open';
@@ -43,26 +43,26 @@ function uint32(number) {
 }
 
 async function receive() {
-  const [first, second] = await socket.bytes(2);
-  const length = second === 126 ? (await socket.bytes(2)).readUInt16BE()
-    : second === 127 ? Number((await socket.bytes(8)).readBigUInt64BE()) : second;
-  return { kind: first & 15, payload: await socket.bytes(length) };
+  const [first, second] = await socket.readBytes(2);
+  const length = second === 126 ? (await socket.readBytes(2)).readUInt16BE()
+    : second === 127 ? Number((await socket.readBytes(8)).readBigUInt64BE()) : second;
+  return { kind: first & 15, payload: await socket.readBytes(length) };
 }
 
-async function execute(command, rest) {
+async function execute(command, argument) {
   switch (command) {
     case 'open':
-      return open(rest);
+      return open(argument);
     case 'echo': {
-      const message = randomBytes(Number(rest));
+      const message = randomBytes(Number(argument));
       send(2, message);
-      return (await receive()).payload.equals(message) ? `echoed ${rest}` : 'something else';
+      return (await receive()).payload.equals(message) ? `echoed ${argument}` : 'unexpected';
     }
     case 'text':
-      send(1, Buffer.from(rest));
+      send(1, Buffer.from(argument));
       return (await receive()).payload.toString();
     case 'close': {
-      const [code, ...reason] = rest.split(' ');
+      const [code, ...reason] = argument.split(' ');
       const closeCode = Buffer.from([Number(code) >> 8, Number(code) & 255]);
       send(CLOSE, Buffer.concat([closeCode, Buffer.from(reason.join(' '))]));
       const { kind, payload } = await receive();
@@ -70,7 +70,7 @@ async function execute(command, rest) {
       return `${kind === CLOSE ? 'closed' : 'odd'} ${payload.readUInt16BE()} ${payload.subarray(2)}`;
     }
     case 'ended':
-      return socket.end();
+      return socket.waitForEnd();
     default:
       return `unknown ${command}`;
   }

@@ -22,28 +22,28 @@ async function waitForClose() {
   return `closed ${code} ${reason}`;
 }
 
-async function execute(command, rest) {
-  const [code, ...reason] = rest.split(' ');
+async function execute(command, argument) {
+  const [code, ...reason] = argument.split(' ');
   switch (command) {
     case 'open':
-      return open(rest);
+      return open(argument);
     case 'echo': {
-      const message = randomBytes(Number(rest));
+      const message = randomBytes(Number(argument));
       socket.send(message);
       const [received] = await once(socket, 'message');
-      return message.equals(received) ? `echoed ${rest}` : 'something else came back';
+      return message.equals(received) ? `echoed ${argument}` : 'the messages differ';
     }
     case 'text':
-      socket.send(rest);
+      socket.send(argument);
       return String((await once(socket, 'message'))[0]);
     case 'ping':
-      socket.ping(rest);
-      return String((await once(socket, 'pong'))[0]) === rest ? 'pong' : 'something else';
+      socket.ping(argument);
+      return String((await once(socket, 'pong'))[0]) === argument ? 'pong' : 'unexpected';
     case 'close':
       socket.close(Number(code), reason.join(' '));
       return waitForClose();
     case 'be-closed':
-      socket.send(`close ${rest}`);
+      socket.send(`close ${argument}`);
       return waitForClose();
     default:
       return `unknown ${command}`;
@@ -52,8 +52,8 @@ async function execute(command, rest) {
 
 (async () => {
   for await (const line of createInterface({ input: process.stdin })) {
-    const [command, ...rest] = line.split(' ');
-    const result = await execute(command, rest.join(' ')).catch((error) => `failed ${error.message}`);
+    const [command, ...words] = line.split(' ');
+    const result = await execute(command, words.join(' ')).catch((error) => `failed ${error.message}`);
     process.stdout.write(`${result}\n`);
   }
 })();

@@ -76,13 +76,13 @@ impl PagePart {
     fn parse(text: &str) -> Self {
         let (text, _) = text.split_once('"').expect("an attribute ends");
         let values: Vec<&str> = text.split(' ').collect();
-        let number = |index: usize| values[index].parse().expect("a number of pixels");
+        let parse_number = |index: usize| values[index].parse().expect("a number of pixels");
         Self {
             tag: values[0].to_owned(),
-            left: number(1),
-            top: number(2),
-            width: number(3),
-            height: number(4),
+            left: parse_number(1),
+            top: parse_number(2),
+            width: parse_number(3),
+            height: parse_number(4),
         }
     }
 }
@@ -117,7 +117,7 @@ fn run_browser(url: &str, folder: &Path, options: &[&str]) -> String {
     command
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"])
         .args(["--disable-dev-shm-usage", "--hide-scrollbars", "--force-device-scale-factor=1"])
-        .arg(format!("--window-size={WINDOW}"))
+        .arg(format!("--window-size={WINDOW_SIZE}"))
         .arg(format!("--user-data-dir={}", folder.join("profile").display()))
         .args(options)
         .arg(url);
@@ -137,5 +137,5 @@ const MEASURE_SCRIPT: &str = "<script>for (const part of document.querySelectorA
      part.setAttribute('data-shown', [part.tagName.toLowerCase(), \
      ...numbers.map(Math.round)].join(' '));}</script>";
 /// The window size in pixels: as wide as a screen, and higher than the test pages.
-const WINDOW: &str = "1280,9000";
+const WINDOW_SIZE: &str = "1280,9000";
 const MAX_WAIT: Duration = Duration::from_secs(60);

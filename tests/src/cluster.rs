@@ -10,13 +10,13 @@ use crate::eventually;
 /// Runs `kubectl` against the cluster of this run.
 ///
 /// # Panics
-/// If there is none: `./test kubernetes` sets `KUBECONFIG`.
+/// If there is no cluster: `./test kubernetes` sets `KUBECONFIG`.
 #[must_use]
 pub fn kubectl(arguments: &[&str]) -> Output {
     kubectl_with(arguments, "")
 }
 
-/// As [`kubectl`], with this standard input.
+/// Runs `kubectl` like [`kubectl`], with this standard input.
 ///
 /// # Panics
 /// As [`kubectl`].
@@ -82,7 +82,7 @@ pub enum SidecarInjection {
 /// The result of a `curl` request in a Pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CurlResult {
-    /// Its exit status: 7 if refused, 56 if reset.
+    /// The exit status of `curl`: 7 if the connection was refused, 56 if it was reset.
     pub exit: i32,
     /// The response status; 0 without a response.
     pub status: u16,
@@ -147,17 +147,17 @@ impl TestNamespace {
 
     /// Creates a Deployment of the HTTP test application on port 8080, and its Service on port 80, with an
     /// account of the same name.
-    pub fn http_server(&self, name: &str, replicas: u32) {
+    pub fn create_http_server(&self, name: &str, replicas: u32) {
         self.apply_manifests(&http_server(name, replicas, ""));
     }
 
     /// Creates a Pod for `curl`, with an account of the same name.
     pub fn create_client(&self, name: &str) {
-        self.annotated_client(name, "");
+        self.create_annotated_client(name, "");
     }
 
     /// As [`Self::create_client`], with annotations as part of a YAML map.
-    pub fn annotated_client(&self, name: &str, annotations: &str) {
+    pub fn create_annotated_client(&self, name: &str, annotations: &str) {
         self.create_single_pod(
             name,
             annotations,
@@ -186,7 +186,7 @@ impl TestNamespace {
     pub fn wait_ready(&self) {
         let deployments = stdout_of(&self.kubectl(&["get", "deployments", "-o", "name"]));
         for deployment in deployments.lines() {
-            let rollout = self.kubectl(&["rollout", "status", deployment, MAX_WAIT]);
+            let rollout = self.kubectl(&["rollout", "status", deployment, KUBECTL_TIMEOUT]);
             assert!(rollout.status.success(), "{deployment}:\n{}", self.describe_objects());
         }
         // Waits for terminating Pods first: `kubectl wait` fails if one disappears.
@@ -194,9 +194,10 @@ impl TestNamespace {
                        {{end}}{{end}}";
         for pod in stdout_of(&self.kubectl(&["get", "pods", "-o", terminating])).split_whitespace()
         {
-            stdout_of(&self.kubectl(&["wait", "--for=delete", pod, MAX_WAIT]));
+            stdout_of(&self.kubectl(&["wait", "--for=delete", pod, KUBECTL_TIMEOUT]));
         }
-        let wait = self.kubectl(&["wait", "--for=condition=Ready", "pods", "--all", MAX_WAIT]);
+        let wait =
+            self.kubectl(&["wait", "--for=condition=Ready", "pods", "--all", KUBECTL_TIMEOUT]);
         assert!(wait.status.success(), "pods of {}:\n{}", self.name, self.describe_objects());
     }
 
@@ -242,7 +243,7 @@ impl TestNamespace {
     #[must_use]
     pub fn curl_repeatedly(&self, pod: &str, times: u32, arguments: &[&str]) -> Vec<CurlResult> {
         let times = times.to_string();
-        let output = self.exec(pod, &[&["sh", "-c", REPEAT, &times], arguments].concat());
+        let output = self.exec(pod, &[&["sh", "-c", REPEAT_SCRIPT, &times], arguments].concat());
         let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
         let results = stdout.split_terminator(RESPONSE_SEPARATOR).filter_map(|record| {
             let (body_and_status, exit) = record.rsplit_once('\n')?;
@@ -260,10 +261,10 @@ impl TestNamespace {
             &format!("curl {arguments:?} from {pod} ends with {exit}, {status}"),
             MAX_CONDITION_WAIT,
             || {
-                let results = self.curl_repeatedly(pod, STABLE, arguments);
+                let results = self.curl_repeatedly(pod, STABLE_RESULTS, arguments);
                 let outcomes: Vec<_> =
                     results.iter().map(|result| (result.exit, result.status)).collect();
-                let is_stable = outcomes.len() == STABLE as usize
+                let is_stable = outcomes.len() == STABLE_RESULTS as usize
                     && outcomes.iter().all(|outcome| *outcome == (exit, status));
                 if outcomes != last {
                     eprintln!("{pod}: curl {arguments:?} -> {outcomes:?}");
@@ -286,7 +287,7 @@ impl TestNamespace {
             &format!("{pod} reaches {expected:?} by {arguments:?}"),
             MAX_CONDITION_WAIT,
             || {
-                for result in self.curl_repeatedly(pod, STABLE, arguments) {
+                for result in self.curl_repeatedly(pod, STABLE_RESULTS, arguments) {
                     assert_eq!((result.exit, result.status), (0, 200), "{result:?}");
                     let name = result.body.strip_prefix("pod=").unwrap_or_default();
                     let has_prefix = |expected: &&str| name.starts_with(*expected);
@@ -363,14 +364,15 @@ spec: {{selector: {{app: {name}}}, ports: [{{name: http, port: 80, targetPort: h
     )
 }
 
-/// Sequential requests: body, status and exit code of each, and a separator that no response contains.
-const REPEAT: &str = "n=$0; while [ $n -gt 0 ]; do curl -s -m 10 -w '\\n%{http_code}' \"$@\"; \
+/// A shell script that sends sequential requests and prints body, status and exit code of each, and a separator that
+/// no response contains.
+const REPEAT_SCRIPT: &str = "n=$0; while [ $n -gt 0 ]; do curl -s -m 10 -w '\\n%{http_code}' \"$@\"; \
                       printf '\\n%s\\036' $?; n=$((n-1)); done";
-/// The separator.
+/// The character between the results of [`REPEAT_SCRIPT`].
 const RESPONSE_SEPARATOR: char = '\u{1e}';
-/// The number of consecutive successes required.
-const STABLE: u32 = 5;
-/// The timeout of `kubectl`: images are present, but two cores start many Pods at once.
-const MAX_WAIT: &str = "--timeout=300s";
+/// The number of consecutive equal results that are required.
+const STABLE_RESULTS: u32 = 5;
+/// The timeout option of `kubectl`: images are present, but two cores start many Pods at once.
+const KUBECTL_TIMEOUT: &str = "--timeout=300s";
 /// The timeout of expected conditions.
 const MAX_CONDITION_WAIT: Duration = Duration::from_secs(180);

@@ -27,13 +27,13 @@ pub struct OtlpCollector {
 /// A span received by a collector.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CollectedSpan {
-    /// 32 hexadecimal digits.
+    /// The trace ID: 32 hexadecimal digits.
     pub trace: String,
-    /// 16 hexadecimal digits.
+    /// The span ID: 16 hexadecimal digits.
     pub id: String,
-    /// 16 hexadecimal digits, or empty.
+    /// The ID of the parent span: 16 hexadecimal digits, or empty.
     pub parent: String,
-    /// Its name.
+    /// The name of the operation.
     pub name: String,
     /// `Client` or `Server`.
     pub kind: String,

@@ -11,7 +11,7 @@ use crate::message::{UndeclaredBody, read_body, read_head};
 pub struct TestConnection(BufReader<TcpStream>);
 
 impl TestConnection {
-    /// Connects.
+    /// Connects to an address.
     ///
     /// # Errors
     /// The error of the socket.

@@ -31,7 +31,7 @@ pub fn is_running(pid: u32) -> bool {
     process_status(pid).is_some_and(|(state, _)| state != 'Z')
 }
 
-/// Returns its state and its parent (proc(5), `/proc/PID/stat`).
+/// Returns the state and the parent of a process (proc(5), `/proc/PID/stat`).
 fn process_status(pid: u32) -> Option<(char, u32)> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The program name may contain any characters, including parentheses.

@@ -46,7 +46,7 @@ impl EnvoyListener {
 
     /// Connects as the mesh member with state in this folder, and only to the identity `peer`.
     #[must_use]
-    pub fn to_member(mut self, state: &Path, peer: &str) -> Self {
+    pub fn connect_as_member(mut self, state: &Path, peer: &str) -> Self {
         let expected_peer = json!([{"san_type": "URI", "matcher": {"exact": peer}}]);
         self.upstream_tls = json!({"name": "envoy.transport_sockets.tls", "typed_config": {
             "@type": format!("{TRANSPORTS}.tls.v3.UpstreamTlsContext"),
@@ -58,7 +58,7 @@ impl EnvoyListener {
 
     /// Accepts connections as that member, and only from the identity `peer`.
     #[must_use]
-    pub fn from_member(mut self, state: &Path, peer: &str) -> Self {
+    pub fn accept_as_member(mut self, state: &Path, peer: &str) -> Self {
         self.downstream_tls = json!({"name": "envoy.transport_sockets.tls", "typed_config": {
             "@type": format!("{TRANSPORTS}.tls.v3.DownstreamTlsContext"),
             "require_client_certificate": true,
@@ -152,10 +152,10 @@ impl Envoy {
         program_arguments.into_iter().chain(options.map(str::to_owned)).collect()
     }
 
-    /// Starts it.
+    /// Starts Envoy.
     ///
     /// # Panics
-    /// If it cannot be started.
+    /// If Envoy cannot be started.
     #[must_use]
     pub fn start(&self) -> TestProgram {
         let command = self.command();

@@ -11,7 +11,7 @@ pub struct Response {
     pub status: u16,
     /// The head, as text.
     pub head: String,
-    /// The body as bytes; `exchange` and `get` do not decode chunks.
+    /// The body as bytes; [`exchange_bytes`] and [`get`] do not decode chunks.
     pub body: Vec<u8>,
 }
 
@@ -40,7 +40,7 @@ pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
     )
 }
 
-/// As [`get`], with the address as the host: admin endpoints accept no other name.
+/// Sends a GET request like [`get`], with the address as the host: admin endpoints accept no other name.
 ///
 /// # Errors
 /// As [`get`].

@@ -71,21 +71,21 @@ pub fn free_port() -> u16 {
         LazyLock::new(|| AtomicU64::new(RandomState::new().build_hasher().finish() >> 1));
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
     let first = range.ok().and_then(|range| range.split_whitespace().next()?.parse::<u64>().ok());
-    let port_end = first.unwrap_or(PORT_END).clamp(MIN_PORT + 1, PORT_END);
+    let port_end = first.unwrap_or(MAX_PORT).clamp(MIN_PORT + 1, MAX_PORT);
     let candidates = std::iter::repeat_with(|| {
         let port = MIN_PORT + NEXT.fetch_add(1, Ordering::Relaxed) % (port_end - MIN_PORT);
         u16::try_from(port).expect("a port is below the first ephemeral one")
     });
     let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    candidates.take(MAX_PORTS_TRIED).find(is_free).expect("loopback has a free port")
+    candidates.take(MAX_PORT_ATTEMPTS).find(is_free).expect("loopback has a free port")
 }
 
 /// The lowest assigned port: lower ones are used by well-known services.
 const MIN_PORT: u64 = 10_000;
-/// The end of the range: from here on, `leno bench` and `leno demo` search for ports independently.
-const PORT_END: u64 = 18_000;
+/// The end of the port range, exclusive: from here on, `leno bench` and `leno demo` search for ports independently.
+const MAX_PORT: u64 = 18_000;
 /// The maximum number of ports tried, enough on a machine with many servers.
-const MAX_PORTS_TRIED: usize = 1000;
+const MAX_PORT_ATTEMPTS: usize = 1000;
 
 /// Polls until `attempt` returns a value; each attempt must do real work (a request, a read). Returns the value
 /// and the elapsed time.

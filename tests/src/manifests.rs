@@ -19,13 +19,13 @@ spec: {{trustDomain: cluster.local, defaultPolicy: {mode}}}
 /// service NAME on port 9080.
 #[must_use]
 pub fn server_manifest(name: &str, port: u16, command: &[&str]) -> String {
-    server_of(name, port, "HTTP", command)
+    server_with_protocol(name, port, "HTTP", command)
 }
 
 /// As [`server_manifest`], with a protocol; none is declared if it is empty.
 #[must_use]
-pub fn server_of(name: &str, port: u16, protocol: &str, command: &[&str]) -> String {
-    let run_field = run_field(command);
+pub fn server_with_protocol(name: &str, port: u16, protocol: &str, command: &[&str]) -> String {
+    let run_field = render_run_field(command);
     let protocol = match protocol {
         "" => String::new(),
         protocol => format!(", protocol: {protocol}"),
@@ -50,7 +50,7 @@ spec: {{selector: {{app: {name}}}, ports: [{{name: main, port: 9080, targetPort:
 /// Allows the workloads of account `client` to send requests to `server` with a path that matches the pattern
 /// `path`.
 #[must_use]
-pub fn allowed_http(client: &str, server: &str, path: &str) -> String {
+pub fn http_access_manifest(client: &str, server: &str, path: &str) -> String {
     format!(
         "---
 apiVersion: specs.smi-spec.io/v1alpha4
@@ -68,7 +68,7 @@ spec: {{matches: [{{name: allowed, pathRegex: {path:?}, methods: [\"*\"]}}]}}
 
 /// Allows the workloads of account `client` to connect to the ports of `server`.
 #[must_use]
-pub fn allowed_tcp(client: &str, server: &str) -> String {
+pub fn tcp_access_manifest(client: &str, server: &str) -> String {
     format!(
         "---
 apiVersion: specs.smi-spec.io/v1alpha4
@@ -138,7 +138,7 @@ metadata: {{name: {name}-1, namespace: shop, labels: {{app: {name}}}}}
 spec:
   serviceAccount: {name}
 {}",
-        run_field(command)
+        render_run_field(command)
     );
     if !listeners.is_empty() {
         text.push_str("  outbound:\n");
@@ -150,7 +150,7 @@ spec:
     text
 }
 
-fn run_field(command: &[&str]) -> String {
+fn render_run_field(command: &[&str]) -> String {
     match command {
         [] => String::new(),
         // JSON strings are valid YAML strings.

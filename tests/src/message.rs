@@ -87,5 +87,5 @@ fn unexpected_end() -> io::Error {
 }
 
 const INVALID: io::ErrorKind = io::ErrorKind::InvalidData;
-/// Limit of a head line.
+/// The maximum length of one line of a head.
 const MAX_HEAD_BYTES: u64 = 128 * 1024;

@@ -81,7 +81,7 @@ impl Postgres {
     }
 }
 
-/// Debian installs the server programs in a directory per version.
+/// Returns the path of a server program: Debian installs them in a directory per version.
 fn program_path(name: &str) -> PathBuf {
     let versions = Path::new("/usr/lib/postgresql").read_dir().into_iter().flatten().flatten();
     let programs = versions.map(|version| version.path().join("bin").join(name));

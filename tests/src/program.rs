@@ -21,7 +21,7 @@ struct ProgramOutput {
     lines: Mutex<Vec<String>>,
     update: Condvar,
     /// The number of its output streams that have ended.
-    ended: AtomicUsize,
+    ended_streams: AtomicUsize,
 }
 
 /// Returns this project's program, built next to the tests.
@@ -154,7 +154,7 @@ impl TestProgram {
     fn drain_output(&self) {
         let deadline = Instant::now() + Duration::from_secs(5);
         let mut lines = self.output.lines.lock().unwrap();
-        while self.output.ended.load(Ordering::SeqCst) < STREAMS {
+        while self.output.ended_streams.load(Ordering::SeqCst) < OUTPUT_STREAM_COUNT {
             let remaining = deadline.saturating_duration_since(Instant::now());
             if remaining.is_zero() {
                 return;
@@ -209,11 +209,11 @@ fn collect_output(stream: impl Read + Send + 'static, output: &Arc<ProgramOutput
             output.update.notify_all();
         }
         let lines = output.lines.lock().unwrap();
-        output.ended.fetch_add(1, Ordering::SeqCst);
+        output.ended_streams.fetch_add(1, Ordering::SeqCst);
         drop(lines);
         output.update.notify_all();
     });
 }
 
-/// Standard output and standard error.
-const STREAMS: usize = 2;
+/// The number of output streams: standard output and standard error.
+const OUTPUT_STREAM_COUNT: usize = 2;

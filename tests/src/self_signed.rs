@@ -5,14 +5,14 @@ use std::process::Command;
 
 /// A key, and its self-signed certificate.
 pub struct SelfSigned {
-    /// The key.
+    /// The file of the private key.
     pub key: PathBuf,
-    /// The certificate, which is also the trust root.
+    /// The file of the certificate, which is also the trust root.
     pub certificate: PathBuf,
 }
 
 impl SelfSigned {
-    /// Creates both for a name, in a folder.
+    /// Creates a key and a certificate for a name, in a folder.
     ///
     /// # Panics
     /// If openssl is not installed, or the files cannot be written.

@@ -43,7 +43,7 @@ impl ControlProgram {
     /// If it does not start.
     #[must_use]
     pub fn start_release(release: Release, manifests: &str, arguments: &[&str]) -> Self {
-        Self::start_control(release, "127.0.0.1:0", DATA, manifests, arguments)
+        Self::start_control(release, "127.0.0.1:0", DATA_DIRECTORY, manifests, arguments)
     }
 
     /// As [`Self::start`], with a listen address.
@@ -52,7 +52,7 @@ impl ControlProgram {
     /// If it does not start.
     #[must_use]
     pub fn start_at(listen: &str, manifests: &str, arguments: &[&str]) -> Self {
-        Self::start_control(Release::This, listen, DATA, manifests, arguments)
+        Self::start_control(Release::This, listen, DATA_DIRECTORY, manifests, arguments)
     }
 
     /// As [`Self::start`], with its data in a given directory, such as the mount of a small disk.
@@ -60,7 +60,7 @@ impl ControlProgram {
     /// # Panics
     /// If it does not start.
     #[must_use]
-    pub fn start_on(disk: &Path, manifests: &str, arguments: &[&str]) -> Self {
+    pub fn start_on_disk(disk: &Path, manifests: &str, arguments: &[&str]) -> Self {
         let data = disk.join("data").display().to_string();
         Self::start_control(Release::This, "127.0.0.1:0", &data, manifests, arguments)
     }
@@ -77,7 +77,8 @@ impl ControlProgram {
         std::fs::write(directory.path().join("mesh/mesh.yaml"), manifests).expect("manifests");
         let arguments: Vec<String> =
             arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        let (program, address) = start(release, directory.path(), data, &arguments, listen);
+        let (program, address) =
+            start_control_program(release, directory.path(), data, &arguments, listen);
         let (directory, data) = (Arc::new(directory), data.to_owned());
         Self { directory, data, arguments, address, release, program }
     }
@@ -101,14 +102,15 @@ impl ControlProgram {
             .into_iter()
             .chain(arguments.iter().map(|argument| (*argument).to_owned()))
             .collect();
-        let replica = |(number, listen): (usize, &String)| {
+        let start_replica = |(number, listen): (usize, &String)| {
             let data = format!("data-{number}");
             let release = Release::This;
-            let (program, address) = start(release, directory.path(), &data, &arguments, listen);
+            let (program, address) =
+                start_control_program(release, directory.path(), &data, &arguments, listen);
             let (directory, arguments) = (Arc::clone(&directory), arguments.clone());
             Self { directory, data, arguments, address, release, program }
         };
-        addresses.iter().enumerate().map(replica).collect()
+        addresses.iter().enumerate().map(start_replica).collect()
     }
 
     /// Kills it (SIGKILL).
@@ -124,9 +126,9 @@ impl ControlProgram {
     ///
     /// # Panics
     /// If it does not start.
-    pub fn start_again(&mut self) {
+    pub fn restart(&mut self) {
         let address = self.address.to_string();
-        let (program, address) = start(
+        let (program, address) = start_control_program(
             self.release,
             self.directory.path(),
             self.data.as_str(),
@@ -141,10 +143,10 @@ impl ControlProgram {
     ///
     /// # Panics
     /// If that does not start.
-    pub fn become_release(&mut self, release: Release) {
+    pub fn switch_release(&mut self, release: Release) {
         self.program.stop(MAX_WAIT);
         self.release = release;
-        self.start_again();
+        self.restart();
     }
 
     /// Returns a file with a one-time token for a workload.
@@ -218,7 +220,7 @@ impl ControlProgram {
     }
 }
 
-fn start(
+fn start_control_program(
     release: Release,
     directory: &Path,
     data: &str,
@@ -253,7 +255,7 @@ impl SidecarProgram {
     /// If it does not become ready.
     #[must_use]
     pub fn join(control: &ControlProgram, workload: &str, arguments: &[&str]) -> Self {
-        Self::join_of(Release::This, control, workload, arguments)
+        Self::join_release(Release::This, control, workload, arguments)
     }
 
     /// As [`Self::join`], with a given release.
@@ -261,7 +263,7 @@ impl SidecarProgram {
     /// # Panics
     /// If it does not become ready.
     #[must_use]
-    pub fn join_of(
+    pub fn join_release(
         release: Release,
         control: &ControlProgram,
         workload: &str,
@@ -297,7 +299,8 @@ impl SidecarProgram {
     ) -> Self {
         let arguments: Vec<String> =
             arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        let (program, page) = run(release, workload, state, Some(token), &arguments);
+        let (program, page) =
+            start_sidecar_program(release, workload, state, Some(token), &arguments);
         let (workload, state) = (workload.to_owned(), state.to_owned());
         Self { workload, state, arguments, release, program, page }
     }
@@ -306,9 +309,14 @@ impl SidecarProgram {
     ///
     /// # Panics
     /// If it does not become ready.
-    pub fn start_again(&mut self) {
-        (self.program, self.page) =
-            run(self.release, self.workload.as_str(), self.state.as_path(), None, &self.arguments);
+    pub fn restart(&mut self) {
+        (self.program, self.page) = start_sidecar_program(
+            self.release,
+            self.workload.as_str(),
+            self.state.as_path(),
+            None,
+            &self.arguments,
+        );
         self.wait_until_ready();
     }
 
@@ -316,10 +324,10 @@ impl SidecarProgram {
     ///
     /// # Panics
     /// If that does not become ready.
-    pub fn become_release(&mut self, release: Release) {
+    pub fn switch_release(&mut self, release: Release) {
         self.program.stop(MAX_WAIT);
         self.release = release;
-        self.start_again();
+        self.restart();
     }
 
     /// Kills it (SIGKILL).
@@ -342,7 +350,7 @@ impl SidecarProgram {
     }
 }
 
-fn run(
+fn start_sidecar_program(
     release: Release,
     workload: &str,
     state: &Path,
@@ -368,5 +376,5 @@ fn log_field<'a>(line: &'a str, name: &str) -> &'a str {
 }
 
 /// The name of the data directory.
-const DATA: &str = "data";
+const DATA_DIRECTORY: &str = "data";
 const MAX_WAIT: Duration = Duration::from_secs(20);

@@ -80,8 +80,8 @@ impl StreamingApplication {
 /// If the kernel rejects the options.
 pub fn narrow_buffers(socket: SockRef<'_>) {
     socket.set_tcp_mss(1460).expect("a segment of Ethernet");
-    socket.set_send_buffer_size(NARROW_BYTES).expect("a small buffer");
-    socket.set_recv_buffer_size(NARROW_BYTES).expect("a small buffer");
+    socket.set_send_buffer_size(NARROW_BUFFER_BYTES).expect("a small buffer");
+    socket.set_recv_buffer_size(NARROW_BUFFER_BYTES).expect("a small buffer");
 }
 
 fn serve_connection(tcp: TcpStream, sent_bytes: &AtomicU64) -> io::Result<()> {
@@ -121,7 +121,7 @@ pub fn write_body(
     let block = periodic_block();
     let mut position = 0;
     while position < length {
-        let bytes = block.get(phase_of(position)..).unwrap_or_default();
+        let bytes = block.get(block_offset(position)..).unwrap_or_default();
         let bytes = bytes.get(..to_usize(length - position).min(BLOCK_BYTES)).unwrap_or_default();
         let written = out.write(bytes)? as u64;
         position += written;
@@ -145,7 +145,7 @@ pub fn check_body(
     while position < length {
         let requested = to_usize(length - position).min(BLOCK_BYTES);
         let read = input.read(buffer.get_mut(..requested).unwrap_or_default())?;
-        let expected = block.get(phase_of(position)..phase_of(position) + read);
+        let expected = block.get(block_offset(position)..block_offset(position) + read);
         if read == 0 || expected != buffer.get(..read) {
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -157,17 +157,17 @@ pub fn check_body(
 
 /// Returns a block that repeats after a prime number of bytes, so that a misplaced piece is detected.
 fn periodic_block() -> Vec<u8> {
-    (0..=250).cycle().take(BLOCK_BYTES + PERIOD).collect()
+    (0..=250).cycle().take(BLOCK_BYTES + PATTERN_PERIOD).collect()
 }
 
-fn phase_of(position: u64) -> usize {
-    to_usize(position % PERIOD as u64)
+fn block_offset(position: u64) -> usize {
+    to_usize(position % PATTERN_PERIOD as u64)
 }
 
 fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-const NARROW_BYTES: usize = 16 * 1024;
-const PERIOD: usize = 251;
+const NARROW_BUFFER_BYTES: usize = 16 * 1024;
+const PATTERN_PERIOD: usize = 251;
 const BLOCK_BYTES: usize = 256 * 1024;

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 /// Sends `GET path` and returns the body of the response.
 ///
 /// # Errors
-/// If there is no response within 5 s, it is larger than 8 MiB, or its status is an error.
+/// If there is no response within 5 s, the response is larger than 8 MiB, or its status is an error.
 pub(crate) async fn query_admin(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {
     let body = match tokio::time::timeout(RESPONSE_TIMEOUT, exchange(address, path)).await {
         Ok(body) => body,
@@ -46,13 +46,13 @@ async fn exchange(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {
         result = &mut body => result,
         result = &mut connection => {
             result?;
-            // The connection may end as soon as the whole response has arrived.
+            // The connection may close as soon as the whole response has arrived.
             body.await
         }
     }
 }
 
-/// Longer than any response on one machine takes.
+/// The timeout of a query; responses on the same machine take less.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Larger than any sidecar's response.
+/// The maximum size of a response body, in bytes; the responses of sidecars are smaller.
 const MAX_RESPONSE_BYTES: usize = 8 << 20;

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::data_directory::DataArgs;
+use crate::data_directory::DataDirectoryArgs;
 use crate::figures::format_count;
 use crate::get::MeshSocket;
 use crate::output;
@@ -34,7 +34,7 @@ pub(crate) struct BugReportArgs {
     #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
     #[command(flatten)]
-    data: DataArgs,
+    data: DataDirectoryArgs,
 }
 
 impl BugReportArgs {
@@ -49,20 +49,20 @@ impl BugReportArgs {
                 create_in_first_writable(&default_name(now), &[&std::env::temp_dir(), &directory])?
             }
         };
-        let to_output = path == Path::new("-");
+        let writes_to_stdout = path == Path::new("-");
         let mut bundle = Bundle::new(out)?;
-        let collected =
+        let collection_result =
             runtime.block_on(collect_pages(&MeshSocket::from_data(&directory), &mut bundle));
-        let archive_result =
-            collected.and_then(|is_complete| Ok((is_complete, bundle.finish_archive(now)?)));
-        if archive_result.is_err() && !to_output {
+        let archive_result = collection_result
+            .and_then(|is_complete| Ok((is_complete, bundle.finish_archive(now)?)));
+        if archive_result.is_err() && !writes_to_stdout {
             // An incomplete archive is useless.
             std::fs::remove_file(&path).ok();
         }
-        let (is_complete, (files, missing)) =
+        let (is_complete, (file_count, missing)) =
             archive_result.with_context(|| path.display().to_string())?;
-        let summary = render_summary(&path, files, &missing);
-        match to_output {
+        let summary = render_summary(&path, file_count, &missing);
+        match writes_to_stdout {
             true => eprint!("{summary}"),
             false => output::print_text(&summary)?,
         }
@@ -87,7 +87,7 @@ async fn collect_pages(mesh: &MeshSocket, bundle: &mut Bundle) -> anyhow::Result
                 bundle.add_json(&file, &page)?;
             }
             // An unreachable control plane fails all other queries as well.
-            Err(error) if bundle.files == 0 => {
+            Err(error) if bundle.file_count == 0 => {
                 bundle.record_missing("control", &error);
                 return Ok(false);
             }
@@ -98,15 +98,15 @@ async fn collect_pages(mesh: &MeshSocket, bundle: &mut Bundle) -> anyhow::Result
         Ok(page) => bundle.add_file("control/metrics.txt", &page)?,
         Err(error) => bundle.record_missing("control/metrics.txt", &error),
     }
-    let queried = proxies.len().min(MAX_SIDECARS);
-    if queried < proxies.len() {
+    let queried_count = proxies.len().min(MAX_SIDECARS);
+    if queried_count < proxies.len() {
         let notice = format!("only the first {MAX_SIDECARS} of {} are queried", proxies.len());
         bundle.record_missing("sidecars", &anyhow::anyhow!(notice));
     }
     if let Some(scope) = mesh.query_scope().await {
         bundle.record_missing("sidecars", &anyhow::anyhow!(scope));
     }
-    for proxy in proxies.iter().take(queried) {
+    for proxy in proxies.iter().take(queried_count) {
         collect_sidecar(mesh, proxy, bundle).await?;
     }
     Ok(true)
@@ -120,7 +120,7 @@ async fn collect_sidecar(
     let folder = format!("sidecars/{}", proxy.workload.replace('/', "."));
     for (name, path) in SIDECAR_PAGES {
         let file = format!("{folder}/{name}");
-        match mesh.sidecar_page(&proxy.workload, path).await {
+        match mesh.query_sidecar_page(&proxy.workload, path).await {
             Ok(page) => bundle.add_file(&file, &page)?,
             Err(error) => {
                 bundle.record_missing(&file, &error);
@@ -132,7 +132,7 @@ async fn collect_sidecar(
     Ok(())
 }
 
-/// Opens a new file that only its owner may read, or standard output.
+/// Creates a file that only its owner may read, or opens standard output for `-`.
 fn create_private_file(path: &Path) -> anyhow::Result<Box<dyn Write>> {
     if path == Path::new("-") {
         if std::io::stdout().is_terminal() {
@@ -165,8 +165,8 @@ fn create_in_first_writable(
 struct Bundle {
     archive: tar::Builder<GzEncoder<Box<dyn Write>>>,
     redaction: Redaction,
-    bytes_left: usize,
-    files: usize,
+    remaining_bytes: usize,
+    file_count: usize,
     missing: Vec<String>,
 }
 
@@ -176,8 +176,8 @@ impl Bundle {
         Ok(Self {
             archive,
             redaction: Redaction::new()?,
-            bytes_left: MAX_BYTES,
-            files: 0,
+            remaining_bytes: MAX_UNCOMPRESSED_BYTES,
+            file_count: 0,
             missing: Vec::new(),
         })
     }
@@ -188,12 +188,13 @@ impl Bundle {
 
     fn add_file(&mut self, name: &str, text: &str) -> anyhow::Result<()> {
         let text = self.redaction.redact_text(text);
-        let Some(bytes_left) = self.bytes_left.checked_sub(text.len()) else {
-            let error = anyhow::anyhow!("the report would be larger than {MAX_BYTES} bytes");
+        let Some(remaining_bytes) = self.remaining_bytes.checked_sub(text.len()) else {
+            let error =
+                anyhow::anyhow!("the report would be larger than {MAX_UNCOMPRESSED_BYTES} bytes");
             self.record_missing(name, &error);
             return Ok(());
         };
-        self.bytes_left = bytes_left;
+        self.remaining_bytes = remaining_bytes;
         let mut header = tar::Header::new_gnu();
         header.set_size(u64::try_from(text.len())?);
         header.set_mode(0o600);
@@ -201,7 +202,7 @@ impl Bundle {
         header.set_mtime(now.as_secs());
         let path = Path::new("leno-bug-report").join(name);
         self.archive.append_data(&mut header, path, text.as_bytes())?;
-        self.files += 1;
+        self.file_count += 1;
         Ok(())
     }
 
@@ -219,7 +220,7 @@ impl Bundle {
         });
         self.add_json("about.json", &description)?;
         self.archive.into_inner()?.finish()?.flush()?;
-        Ok((self.files, self.missing))
+        Ok((self.file_count, self.missing))
     }
 }
 
@@ -230,12 +231,12 @@ fn default_name(now: OffsetDateTime) -> PathBuf {
         .into()
 }
 
-fn render_summary(path: &Path, files: usize, missing: &[String]) -> String {
+fn render_summary(path: &Path, file_count: usize, missing: &[String]) -> String {
     let mut text = format!(
         "{}: {}. It contains names, addresses and rules, but no keys, tokens, bodies and environments of \
          applications. Review it before you send it.\n",
         path.display(),
-        format_count(files, "file")
+        format_count(file_count, "file")
     );
     for part in missing {
         text.push_str(&format!("  missing: {part}\n"));
@@ -268,8 +269,8 @@ const SIDECAR_PAGES: &[(&str, &str)] = &[
 ];
 /// The maximum number of queried sidecars.
 const MAX_SIDECARS: usize = 200;
-/// The maximum size before compression, in bytes.
-const MAX_BYTES: usize = 64 << 20;
+/// The maximum size of all files before compression, in bytes.
+const MAX_UNCOMPRESSED_BYTES: usize = 64 << 20;
 
 const EXAMPLES: &str = "\
 Examples:

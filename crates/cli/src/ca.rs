@@ -11,7 +11,7 @@ use leno_identity::{AuthoritySource, Rotation, RotationStage};
 use leno_model::TrustDomain;
 use serde_json::json;
 
-use crate::data_directory::DataArgs;
+use crate::data_directory::DataDirectoryArgs;
 use crate::figures::format_count;
 use crate::get::MeshSocket;
 use crate::output;
@@ -24,7 +24,7 @@ pub(crate) struct CaArgs {
     #[arg(value_enum)]
     step: CaCommand,
     #[command(flatten)]
-    data: DataArgs,
+    data: DataDirectoryArgs,
     /// Directory shared by the control planes of the mesh [default: the data directory]
     #[arg(long, value_name = "DIR")]
     shared: Option<PathBuf>,
@@ -105,7 +105,7 @@ impl CaArgs {
 
 /// Rejects a step while sidecars are disconnected: they would miss it, and lose access to the mesh with the next
 /// one.
-fn check_all_registered(status: &Status, data: &DataArgs) -> anyhow::Result<()> {
+fn check_all_registered(status: &Status, data: &DataDirectoryArgs) -> anyhow::Result<()> {
     if status.starting {
         bail!("the control plane has just started, and not all sidecars have reconnected: wait");
     }
@@ -126,7 +126,7 @@ fn print_step(
     step: CaCommand,
     stage: RotationStage,
     status: &Status,
-    data: &DataArgs,
+    data: &DataDirectoryArgs,
 ) -> anyhow::Result<()> {
     let (stage_name, next_step) = match stage {
         RotationStage::Stable => {

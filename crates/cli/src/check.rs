@@ -61,7 +61,7 @@ impl CheckArgs {
     }
 }
 
-/// All findings.
+/// The findings in the checked documents.
 #[derive(Debug, Serialize)]
 struct CheckFindings {
     /// True if a mesh would accept all documents, and there is at least one.

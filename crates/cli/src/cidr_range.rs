@@ -4,37 +4,37 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// A range of addresses.
+/// A range of IPv4 or IPv6 addresses with a common prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CidrRange {
     /// The first address.
-    first: IpAddr,
+    first_address: IpAddr,
     /// The prefix length in bits.
-    bits: u8,
+    prefix_length: u8,
 }
 
 impl CidrRange {
     /// Returns the range of a single address.
-    pub(crate) const fn single_address(address: IpAddr) -> Self {
-        Self { first: address, bits: address_bits(address) }
+    pub(crate) const fn from_address(address: IpAddr) -> Self {
+        Self { first_address: address, prefix_length: address_bits(address) }
     }
 
-    pub(crate) const fn first(&self) -> IpAddr {
-        self.first
+    pub(crate) const fn first_address(&self) -> IpAddr {
+        self.first_address
     }
 
     /// Returns the network mask: 4 or 16 bytes.
     pub(crate) fn mask(&self) -> Vec<u8> {
-        let zeros = u32::from(address_bits(self.first) - self.bits);
-        match self.first {
+        let zeros = u32::from(address_bits(self.first_address) - self.prefix_length);
+        match self.first_address {
             IpAddr::V4(_) => u32::MAX.checked_shl(zeros).unwrap_or(0).to_be_bytes().to_vec(),
             IpAddr::V6(_) => u128::MAX.checked_shl(zeros).unwrap_or(0).to_be_bytes().to_vec(),
         }
     }
 
-    /// Returns the protocol name of `nft`.
-    pub(crate) const fn version(&self) -> &'static str {
-        match self.first {
+    /// Returns the keyword of `nft` for the address family.
+    pub(crate) const fn nft_family(&self) -> &'static str {
+        match self.first_address {
             IpAddr::V4(_) => "ip",
             IpAddr::V6(_) => "ip6",
         }
@@ -71,13 +71,13 @@ impl FromStr for CidrRange {
                 IpAddr::V6((u128::from(address) & mask).into())
             }
         };
-        Ok(Self { first, bits })
+        Ok(Self { first_address: first, prefix_length: bits })
     }
 }
 
 impl fmt::Display for CidrRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.first, self.bits)
+        write!(f, "{}/{}", self.first_address, self.prefix_length)
     }
 }
 

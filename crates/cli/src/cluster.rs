@@ -39,7 +39,7 @@ pub(crate) struct ClusterSearchArgs {
 }
 
 impl ClusterSearchArgs {
-    /// Connects as [`ClusterArgs::connect_client`] does.
+    /// Connects according to `KUBECONFIG`, `~/.kube/config` or the pod's service account.
     ///
     /// # Errors
     /// If no cluster is configured.
@@ -47,12 +47,12 @@ impl ClusterSearchArgs {
         connect_to_context(self.context.as_deref()).await
     }
 
-    /// Connects without retries, which hide the API server's response for minutes.
+    /// Connects as [`Self::connect_client`] does, without retries, which hide the API server's response for minutes.
     ///
     /// # Errors
     /// If no cluster is configured.
-    pub(crate) async fn client_without_retries(&self) -> anyhow::Result<kube::Client> {
-        let mut config = context_config(self.context.as_deref()).await?;
+    pub(crate) async fn connect_without_retries(&self) -> anyhow::Result<kube::Client> {
+        let mut config = load_config(self.context.as_deref()).await?;
         config.default_retry = false;
         connect_with_config(config)
     }
@@ -63,10 +63,10 @@ impl ClusterSearchArgs {
 /// # Errors
 /// If no cluster is configured.
 pub(crate) async fn connect_to_context(context: Option<&str>) -> anyhow::Result<kube::Client> {
-    connect_with_config(context_config(context).await?)
+    connect_with_config(load_config(context).await?)
 }
 
-async fn context_config(context: Option<&str>) -> anyhow::Result<kube::Config> {
+async fn load_config(context: Option<&str>) -> anyhow::Result<kube::Config> {
     let config = match context {
         None => kube::Config::infer().await.map_err(anyhow::Error::from),
         Some(context) => {
@@ -86,13 +86,13 @@ fn connect_with_config(config: kube::Config) -> anyhow::Result<kube::Client> {
 /// Runs a future that uses a cluster to completion.
 ///
 /// # Errors
-/// As `work`, or if the runtime cannot be created.
+/// The error of `work`, or an error if the runtime cannot be created.
 pub(crate) fn run<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot wait for the cluster")?.block_on(work)
 }
 
-/// Formats an error of the API server.
+/// Converts an error of the API server to one that consists of its message.
 pub(crate) fn format_api_error(error: ApiError) -> anyhow::Error {
     anyhow::anyhow!("{error}")
 }
@@ -104,8 +104,8 @@ fn parse_namespace(text: &str) -> Result<NamespaceName, String> {
 /// Parses the name of a namespace.
 ///
 /// # Errors
-/// A message for users.
-pub(crate) fn namespace_name(text: &str) -> Result<Name, String> {
+/// A message for users, if the name is invalid.
+pub(crate) fn parse_namespace_name(text: &str) -> Result<Name, String> {
     let name = parse_namespace(text)?;
     Name::new(&name).map_err(|_| INVALID_NAMESPACE.to_owned())
 }

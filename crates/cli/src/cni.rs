@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-pub(crate) use plugin::{is_called, run_as_plugin};
+pub(crate) use plugin::{is_called_as_plugin, run_as_plugin};
 
 /// Arguments of `leno cni`.
 #[derive(Debug, Args)]

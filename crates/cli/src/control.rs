@@ -12,10 +12,10 @@ use clap::Args;
 use leno_control::{
     Config, Control, Health, KeyAccess, PermittedFiles, PermittedServers, StartError,
 };
-use leno_discovery::traffic::MIN_REPORT_EVERY;
+use leno_discovery::traffic::MIN_REPORT_INTERVAL;
 use leno_registry::FileSource;
 
-use crate::data_directory::{ClaimedDataDirectory, DataArgs, create_private};
+use crate::data_directory::{ClaimedDataDirectory, DataDirectoryArgs, create_private_directory};
 use crate::duration::{parse_duration, parse_positive};
 use crate::explain::page_explainer;
 use crate::output;
@@ -65,7 +65,7 @@ pub(crate) struct ManifestArgs {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct MeshArgs {
     #[command(flatten)]
-    pub(crate) data: DataArgs,
+    pub(crate) data: DataDirectoryArgs,
     /// Address for token files, if sidecars on other machines cannot use the --listen address
     #[arg(long, value_name = "ADDRESS")]
     advertise: Option<SocketAddr>,
@@ -83,7 +83,7 @@ pub(crate) struct MeshArgs {
     jwks_allow: Option<PermittedServers>,
     /// Directory that contains all key files `JwtValidation`s may reference [default: all files; with
     /// --kubernetes none]
-    #[arg(long, value_name = "DIR", value_parser = absolute_path)]
+    #[arg(long, value_name = "DIR", value_parser = parse_absolute_path)]
     jwks_files: Option<PathBuf>,
     /// Interval of sidecar metrics reports, at least 1s; `off` to disable
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_report_interval)]
@@ -97,8 +97,8 @@ pub(crate) struct MeshArgs {
     token_lifetime: Duration,
 }
 
-/// Returns the absolute path, because rules name files by absolute paths.
-fn absolute_path(path: &str) -> std::io::Result<PathBuf> {
+/// Parses a path to an absolute one, because rules name files by absolute paths.
+fn parse_absolute_path(path: &str) -> std::io::Result<PathBuf> {
     std::path::absolute(path)
 }
 
@@ -121,7 +121,7 @@ impl MeshArgs {
             listen,
             advertise: self.advertise,
             jwks_ca: self.jwks_ca.clone(),
-            key_access: self.key_access(KeyAccess::of_operator()),
+            key_access: self.key_access(KeyAccess::for_operator()),
             certificate_lifetime: self.certificate_lifetime,
             token_lifetime: self.token_lifetime,
             report_interval: self.report_interval.0,
@@ -155,7 +155,7 @@ impl ManifestArgs {
     }
 
     fn check_paths(&self) -> anyhow::Result<()> {
-        // One path is required.
+        // At least one path is required.
         let alternative = match self.file.len() {
             1 => "set another path with -f",
             _ => "start without this -f",
@@ -182,9 +182,9 @@ fn parse_report_interval(text: &str) -> Result<ReportInterval, String> {
         return Ok(ReportInterval(None));
     }
     let interval = parse_duration(text)?;
-    match (MIN_REPORT_EVERY..=MAX_REPORT_EVERY).contains(&interval) {
+    match (MIN_REPORT_INTERVAL..=MAX_REPORT_EVERY).contains(&interval) {
         true => Ok(ReportInterval(Some(interval))),
-        false => Err(format!("use {MIN_REPORT_EVERY:?} to {MAX_REPORT_EVERY:?}, or `{OFF}`")),
+        false => Err(format!("use {MIN_REPORT_INTERVAL:?} to {MAX_REPORT_EVERY:?}, or `{OFF}`")),
     }
 }
 
@@ -209,10 +209,10 @@ pub(crate) async fn start(config: Config) -> anyhow::Result<Control> {
 /// Returns the started control plane. Prints the documents that prevented its start, if any.
 fn report_start_error(outcome: Result<Control, StartError>) -> anyhow::Result<Control> {
     if let Err(StartError::MeshConfig(rejected)) = &outcome {
-        for rejected in rejected {
+        for document in rejected {
             crate::log::print_to_stderr(&format!(
                 "rejected: {}",
-                output::escape_cell(&rejected.to_string())
+                output::escape_cell(&document.to_string())
             ));
         }
     }
@@ -233,7 +233,7 @@ impl ControlArgs {
 
     async fn serve(self) -> anyhow::Result<()> {
         let stop = stop::stop_signal()?;
-        let mut hangups = stop::Hangups::new()?;
+        let mut reload_signal = stop::ReloadSignal::new()?;
         let health = match self.health {
             Some(address) => Some(Health::start_server(address).await.with_context(|| {
                 format!("cannot serve health at {address}; use --health with a free address")
@@ -242,24 +242,24 @@ impl ControlArgs {
         };
         let data = ClaimedDataDirectory::claim(self.mesh.data.path()?)?;
         tokio::pin!(stop);
-        let starting = async {
+        let start_task = async {
             match self.cluster.kubernetes {
                 true => {
                     let config = self.mesh.config(data.path().to_owned(), self.listen, Vec::new());
-                    let key_access = self.mesh.key_access(KeyAccess::of_tenants());
+                    let key_access = self.mesh.key_access(KeyAccess::for_tenants());
                     let pod = self.cluster.own_pod();
                     let config = Config { pod, key_access, kubernetes: true, ..config };
                     let (control, cluster) =
                         kubernetes::start(&self.cluster, config, health.as_ref()).await?;
                     Ok((control, Some(cluster)))
                 }
-                false => Ok((self.start_alone(data.path()).await?, None)),
+                false => Ok((self.start_standalone(data.path()).await?, None)),
             }
         };
         // The wait for an API server can be interrupted.
         let (control, mut cluster) = tokio::select! {
             () = &mut stop => return Ok(()),
-            started = starting => started as anyhow::Result<_>,
+            started = start_task => started as anyhow::Result<_>,
         }?;
         if let Some(health) = &health {
             health.set_ready(&control);
@@ -274,7 +274,7 @@ impl ControlArgs {
         );
         let reload = async {
             loop {
-                hangups.wait_for_reload().await;
+                reload_signal.wait_for_reload().await;
                 tracing::info!("SIGHUP: reloading the files");
                 control.reload_files();
             }
@@ -287,7 +287,7 @@ impl ControlArgs {
         };
         tracing::info!("shutting down; sidecars keep their configuration");
         if let Some(health) = &health {
-            health.set_ending();
+            health.set_stopping();
         }
         let stop_cluster = async {
             if let Some(cluster) = cluster {
@@ -301,14 +301,14 @@ impl ControlArgs {
         outcome
     }
 
-    /// Starts from files, with an authority in a directory.
-    async fn start_alone(&self, data: &Path) -> anyhow::Result<Control> {
+    /// Starts a control plane that reads manifests from files and keeps its authority in a directory.
+    async fn start_standalone(&self, data: &Path) -> anyhow::Result<Control> {
         let manifests = ManifestArgs { file: self.file.clone() };
         manifests.check_manifests()?;
         let mut config = self.mesh.config(data.to_owned(), self.listen, manifests.file);
         config.peers.clone_from(&self.peers);
         if let Some(shared) = &self.shared {
-            create_private(shared)?;
+            create_private_directory(shared)?;
         }
         config.shared.clone_from(&self.shared);
         config.issuer.clone_from(&self.issuer);
@@ -319,7 +319,8 @@ impl ControlArgs {
 /// The value that disables an option.
 const OFF: &str = "off";
 
-/// Rates are averaged over half a minute: sidecars with a longer interval would appear idle.
+/// The maximum interval of metrics reports: rates are averaged over 30 s, and sidecars that report less often
+/// would appear idle.
 const MAX_REPORT_EVERY: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
@@ -348,7 +349,7 @@ mod tests {
     #[test]
     fn report_interval_and_page_accept_off_and_reject_invalid_values() {
         assert_eq!(parse_report_interval("off"), Ok(ReportInterval(None)));
-        assert_eq!(parse_report_interval("1s"), Ok(ReportInterval(Some(MIN_REPORT_EVERY))));
+        assert_eq!(parse_report_interval("1s"), Ok(ReportInterval(Some(MIN_REPORT_INTERVAL))));
         for invalid in ["999ms", "11s", "0s", "5", "never"] {
             assert!(parse_report_interval(invalid).is_err(), "{invalid}");
         }
@@ -365,9 +366,9 @@ mod tests {
     #[test]
     fn a_relative_directory_of_keys_is_resolved_in_the_working_directory() {
         let directory = std::env::current_dir().unwrap().join("keys");
-        assert_eq!(absolute_path("keys").unwrap(), directory);
-        assert_eq!(absolute_path("./keys").unwrap(), directory);
-        assert_eq!(absolute_path("/keys").unwrap(), PathBuf::from("/keys"));
+        assert_eq!(parse_absolute_path("keys").unwrap(), directory);
+        assert_eq!(parse_absolute_path("./keys").unwrap(), directory);
+        assert_eq!(parse_absolute_path("/keys").unwrap(), PathBuf::from("/keys"));
     }
 
     #[test]

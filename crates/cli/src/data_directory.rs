@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use leno_identity::{create_private_directory, open_lock, quote_path};
+use leno_identity::{open_lock, quote_path};
 
 /// Selects the data directory.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct DataArgs {
+pub(crate) struct DataDirectoryArgs {
     /// Data directory of the mesh [default: ~/.local/state/leno/default]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
@@ -34,42 +34,42 @@ pub(crate) struct HomeArgs {
     user_home: Option<OsString>,
 }
 
-impl DataArgs {
+impl DataDirectoryArgs {
     /// Returns the absolute path of the directory, which may not exist yet.
     ///
     /// # Errors
-    /// If it is not given and there is no home directory.
+    /// Without the option, if there is no home directory.
     pub(crate) fn path(&self) -> anyhow::Result<PathBuf> {
         let path = match &self.data {
             Some(path) => path.clone(),
             None => self.home.state_directory()?.join("default"),
         };
         let path = std::path::absolute(&path);
-        let path = path.with_context(|| format!("the data directory{}", self.option_hint()))?;
-        Ok(within_volume(path))
+        let path = path.with_context(|| format!("the data directory{}", self.data_option()))?;
+        Ok(resolve_volume_path(path))
     }
 
-    /// Returns the option that selects this directory in another command, for hints; empty for the default.
-    pub(crate) fn option_hint(&self) -> String {
+    /// Returns ` --data DIRECTORY`, to append to a command in a hint; empty for the default directory.
+    pub(crate) fn data_option(&self) -> String {
         match &self.data {
             Some(path) => format!(" --data {}", path.display()),
             None => String::new(),
         }
     }
 
-    /// Adds the option of [`DataArgs::option_hint`] to the Leno commands in a text.
+    /// Adds `--data` to the Leno commands in a text that accept it, unless the directory is the default.
     pub(crate) fn add_data_option(&self, text: &str) -> String {
-        let option = self.option_hint();
+        let option = self.data_option();
         let mut result = String::new();
         let mut remaining = text;
         while let Some(start) = remaining.find(PROGRAM) {
             let (prefix, command) = remaining.split_at(start);
             let is_word = !prefix.ends_with(|c: char| c.is_alphanumeric() || "-_./".contains(c));
-            let length = command_length(command).filter(|_| is_word);
-            let (command_words, suffix) = command.split_at(length.unwrap_or(PROGRAM.len()));
+            let position = option_position(command).filter(|_| is_word);
+            let (command_words, suffix) = command.split_at(position.unwrap_or(PROGRAM.len()));
             result.push_str(prefix);
             result.push_str(command_words);
-            if length.is_some() && !suffix.starts_with(" --data") {
+            if position.is_some() && !suffix.starts_with(" --data") {
                 result.push_str(&option);
             }
             remaining = suffix;
@@ -79,33 +79,33 @@ impl DataArgs {
     }
 }
 
-/// Returns the length of a Leno command that has the option `--data`, up to the position of the option; `None`
-/// for other words.
-fn command_length(text: &str) -> Option<usize> {
+/// Returns the position for the option `--data` in a text that begins with a Leno command, in bytes; `None` if
+/// the command does not have the option.
+fn option_position(text: &str) -> Option<usize> {
     let word_end = |text: &str| text.find(|c: char| !c.is_ascii_lowercase() && c != '-');
     let find_word_end = |start: usize| {
         let remaining = text.get(start..)?;
         Some(start + word_end(remaining).unwrap_or(remaining.len()))
     };
-    let first_end = find_word_end(PROGRAM.len())?;
-    let second_end = || {
-        let has_more = text.get(first_end..)?.starts_with(' ');
-        find_word_end(first_end + 1).filter(|end| has_more && *end > first_end + 1)
+    let first_word_end = find_word_end(PROGRAM.len())?;
+    let end_of_second_word = || {
+        let has_second_word = text.get(first_word_end..)?.starts_with(' ');
+        find_word_end(first_word_end + 1).filter(|end| has_second_word && *end > first_word_end + 1)
     };
-    match text.get(PROGRAM.len()..first_end)? {
-        "get" | "ca" => second_end(),
-        "explain" => second_end().filter(|end| {
-            text.get(first_end + 1..*end)
+    match text.get(PROGRAM.len()..first_word_end)? {
+        "get" | "ca" => end_of_second_word(),
+        "explain" => end_of_second_word().filter(|end| {
+            text.get(first_word_end + 1..*end)
                 .is_some_and(|topic| ["request", "change"].contains(&topic))
         }),
         "bug-report" | "diagnose" | "revoke" | "status" | "tap" | "token" | "top" => {
-            Some(first_end)
+            Some(first_word_end)
         }
         _ => None,
     }
 }
 
-/// The start of each command.
+/// The program name at the start of each command.
 const PROGRAM: &str = "leno ";
 
 impl HomeArgs {
@@ -114,8 +114,8 @@ impl HomeArgs {
     /// # Errors
     /// If there is no home directory.
     pub(crate) fn state_directory(&self) -> anyhow::Result<PathBuf> {
-        let state = self.resolve_directory(&self.state_home, ".local/state");
-        state.context("no home directory for state: set HOME or XDG_STATE_HOME")
+        let state_directory = self.resolve_directory(&self.state_home, ".local/state");
+        state_directory.context("no home directory for state: set HOME or XDG_STATE_HOME")
     }
 
     /// Returns the cache directory for this user.
@@ -123,15 +123,15 @@ impl HomeArgs {
     /// # Errors
     /// If there is no home directory.
     pub(crate) fn cache_directory(&self) -> anyhow::Result<PathBuf> {
-        let cache = self.resolve_directory(&self.cache_home, ".cache");
-        cache.context("no home directory for the build cache: set HOME or XDG_CACHE_HOME")
+        let cache_directory = self.resolve_directory(&self.cache_home, ".cache");
+        cache_directory.context("no home directory for the build cache: set HOME or XDG_CACHE_HOME")
     }
 
-    fn resolve_directory(&self, xdg: &Option<OsString>, in_home: &str) -> Option<PathBuf> {
+    fn resolve_directory(&self, xdg: &Option<OsString>, path_in_home: &str) -> Option<PathBuf> {
         // The XDG specification: relative paths are ignored.
         let xdg = xdg.as_ref().map(PathBuf::from).filter(|path| path.is_absolute());
         let home = self.user_home.as_ref().filter(|home| !home.is_empty());
-        let home = || Some(Path::new(home?).join(in_home));
+        let home = || Some(Path::new(home?).join(path_in_home));
         Some(xdg.or_else(home)?.join("leno"))
     }
 }
@@ -147,20 +147,20 @@ impl ClaimedDataDirectory {
     /// Creates the directory if needed, accessible to its owner only, and locks it.
     ///
     /// # Errors
-    /// If it cannot be used, or another mesh runs on it.
+    /// If the directory cannot be created, locked or written, or another mesh runs on it.
     pub(crate) fn claim(path: PathBuf) -> anyhow::Result<Self> {
-        create_private(&path)?;
+        create_private_directory(&path)?;
         let lock_path = path.join(LOCK_FILE);
-        let mut lock = lock_file(&path)?;
-        let locked = lock_within(&lock, MAX_LOCK_WAIT)
+        let mut lock = open_lock_file(&path)?;
+        let is_locked = lock_with_timeout(&lock, LOCK_TIMEOUT)
             .with_context(|| format!("cannot lock {}", lock_path.display()))?;
-        let process = match locked {
+        let holder = match is_locked {
             true => find_holder_of_removed_lock(&path, &lock),
             false => read_lock_holder(&mut lock),
         };
-        if let Some(process) = process {
+        if let Some(holder) = holder {
             bail!(
-                "the data directory {} is in use by another mesh{process}: stop that mesh, or set another \
+                "the data directory {} is in use by another mesh{holder}: stop that mesh, or set another \
                  directory with --data",
                 path.display()
             );
@@ -171,34 +171,36 @@ impl ClaimedDataDirectory {
         Ok(Self { path, _lock: lock })
     }
 
-    /// Claims the directory as [`ClaimedDataDirectory::claim`] does; `None` if another mesh runs on it.
+    /// Creates the directory if needed and locks it; `None` if another mesh runs on it. Does not write the
+    /// process ID.
     ///
     /// # Errors
-    /// If it cannot be used.
+    /// If the directory cannot be created or locked.
     pub(crate) fn claim_unless_used(path: PathBuf) -> anyhow::Result<Option<Self>> {
-        Self::claim_within(path, MAX_LOCK_WAIT)
+        Self::claim_with_timeout(path, LOCK_TIMEOUT)
     }
 
-    fn claim_within(path: PathBuf, max_wait: Duration) -> anyhow::Result<Option<Self>> {
-        create_private(&path)?;
-        let mut lock = lock_file(&path)?;
+    fn claim_with_timeout(path: PathBuf, timeout: Duration) -> anyhow::Result<Option<Self>> {
+        create_private_directory(&path)?;
+        let mut lock = open_lock_file(&path)?;
         let context = || format!("cannot lock {}", path.join(LOCK_FILE).display());
-        let mut locked = lock_within(&lock, max_wait).with_context(context)?;
-        // A lock without the process ID of a mesh belongs to a process that cleans the directory and ends soon.
-        if !locked && !is_holder_alive(&mut lock) {
-            locked = lock_within(&lock, MAX_CLEAN_WAIT).with_context(context)?;
+        let mut is_locked = lock_with_timeout(&lock, timeout).with_context(context)?;
+        // If the process in the lock file is not alive, the lock belongs to a process that cleans the directory
+        // and exits soon.
+        if !is_locked && !is_holder_alive(&mut lock) {
+            is_locked = lock_with_timeout(&lock, CLEAN_TIMEOUT).with_context(context)?;
         }
-        let is_used = !locked || find_holder_of_removed_lock(&path, &lock).is_some();
+        let is_used = !is_locked || find_holder_of_removed_lock(&path, &lock).is_some();
         Ok((!is_used).then_some(Self { path, _lock: lock }))
     }
 
-    /// Returns the path.
+    /// Returns the path of the directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 }
 
-fn lock_file(directory: &Path) -> anyhow::Result<File> {
+fn open_lock_file(directory: &Path) -> anyhow::Result<File> {
     let path = directory.join(LOCK_FILE);
     open_lock(&path).with_context(|| format!("cannot open {}", path.display()))
 }
@@ -208,24 +210,24 @@ pub(crate) fn has_mesh_run(directory: &Path) -> bool {
     directory.join(LOCK_FILE).exists()
 }
 
-/// Locks a file, with a timeout for a process that is ending: a killed process keeps its locks until the system
-/// has reclaimed its memory.
+/// Locks a file; false if another process still holds the lock after the timeout. A killed process keeps its
+/// locks until the system has reclaimed its memory.
 ///
 /// # Errors
 /// If the file cannot be locked at all.
-pub(crate) fn lock_within(file: &File, max_wait: Duration) -> io::Result<bool> {
+pub(crate) fn lock_with_timeout(file: &File, timeout: Duration) -> io::Result<bool> {
     match file.try_lock() {
         Ok(()) => return Ok(true),
         Err(TryLockError::WouldBlock) => {}
         Err(TryLockError::Error(error)) => return Err(error),
     }
     let handle = file.try_clone()?;
-    let (sender, outcome) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     // The thread ends with the process: the caller reports the failed lock and exits.
     std::thread::Builder::new().name("lock".to_owned()).spawn(move || {
         drop(sender.send(handle.lock()));
     })?;
-    match outcome.recv_timeout(max_wait) {
+    match receiver.recv_timeout(timeout) {
         Ok(outcome) => outcome.map(|()| true),
         Err(_) => Ok(false),
     }
@@ -235,13 +237,13 @@ pub(crate) fn lock_within(file: &File, max_wait: Duration) -> io::Result<bool> {
 /// directory stays unchanged.
 ///
 /// # Errors
-/// If it cannot be created, or another user may change its content.
-pub(crate) fn create_private(path: &Path) -> anyhow::Result<()> {
+/// If the directory cannot be created, or another user may change its content.
+pub(crate) fn create_private_directory(path: &Path) -> anyhow::Result<()> {
     let display = path.display();
-    create_private_directory(path)?;
+    leno_identity::create_private_directory(path)?;
     let metadata = std::fs::metadata(path).with_context(|| format!("cannot inspect {display}"))?;
     let own_user = rustix::process::geteuid().as_raw();
-    match is_of_other_user(metadata.uid(), own_user) {
+    match belongs_to_other_user(metadata.uid(), own_user) {
         false => Ok(()),
         true => bail!(
             "the directory {display}, which contains keys, is owned by user {}: `chown {own_user} {}`, or use \
@@ -253,13 +255,13 @@ pub(crate) fn create_private(path: &Path) -> anyhow::Result<()> {
 }
 
 /// True for the directory of a user other than this one and root.
-fn is_of_other_user(owner: u32, own_user: u32) -> bool {
-    owner != own_user && owner != ROOT
+fn belongs_to_other_user(owner: u32, own_user: u32) -> bool {
+    owner != own_user && owner != ROOT_USER
 }
 
-/// Returns the subdirectory to use in a container volume: Kubernetes creates volumes as root's and
-/// world-writable. Other paths stay unchanged.
-pub(crate) fn within_volume(path: PathBuf) -> PathBuf {
+/// Returns the subdirectory to use if the path is a new container volume, which Kubernetes creates owned by root
+/// and world-writable; otherwise the path itself.
+pub(crate) fn resolve_volume_path(path: PathBuf) -> PathBuf {
     let Some(parent) = path.parent() else { return path };
     let (Ok(metadata), Ok(parent)) = (std::fs::metadata(&path), std::fs::metadata(parent)) else {
         return path;
@@ -273,16 +275,17 @@ pub(crate) fn within_volume(path: PathBuf) -> PathBuf {
 
 /// True if owner and mode are those of a new volume: root's and world-writable, without the sticky bit.
 fn is_new_volume(mode: u32, owner: u32) -> bool {
-    owner == ROOT && mode & 0o007 == 0o007 && mode & STICKY == 0
+    owner == ROOT_USER && mode & 0o007 == 0o007 && mode & STICKY_BIT == 0
 }
 
-/// Longer than the end of a killed process takes.
-pub(crate) const MAX_LOCK_WAIT: Duration = Duration::from_secs(2);
+/// The timeout for a lock that a killed process may still hold; such a process exits sooner.
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Longer than the applications of a killed mesh take to end.
-pub(crate) const MAX_CLEAN_WAIT: Duration = Duration::from_secs(30);
+/// The timeout for a process that cleans up after a killed mesh: longer than the applications take to exit.
+pub(crate) const CLEAN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Returns the process that holds the lock, if it has written its process ID.
+/// Returns a text that names the process in the lock file, to append to a message; empty if the file is empty.
+/// Always `Some`, because a process holds the lock.
 fn read_lock_holder(lock: &mut File) -> Option<String> {
     let mut text = String::new();
     Some(match lock.take(MAX_PID_BYTES).read_to_string(&mut text) {
@@ -291,37 +294,38 @@ fn read_lock_holder(lock: &mut File) -> Option<String> {
     })
 }
 
-/// True if the process ID in the lock file, written by the last mesh, is of a live process.
+/// True if the process ID in the lock file, which the last mesh wrote, belongs to a live process.
 fn is_holder_alive(lock: &mut File) -> bool {
     let mut text = String::new();
-    let read = lock.take(MAX_PID_BYTES).read_to_string(&mut text);
-    let pid = text.trim().parse::<u32>().ok().filter(|_| read.is_ok());
+    let read_result = lock.take(MAX_PID_BYTES).read_to_string(&mut text);
+    let pid = text.trim().parse::<u32>().ok().filter(|_| read_result.is_ok());
     // A zombie has no executable.
     pid.is_some_and(|pid| std::fs::read_link(format!("/proc/{pid}/exe")).is_ok())
 }
 
-/// Returns the process of a mesh that still runs after its data directory was removed, together with the lock.
+/// Returns a text that names the process of a mesh that still runs after its data directory was removed,
+/// together with the lock file.
 /// Its parts recreate the directory, so another mesh must not use it. The removed lock is still open in that
 /// process.
 fn find_holder_of_removed_lock(directory: &Path, lock: &File) -> Option<String> {
-    // Only a new lock file has no process ID.
+    // Only a new lock file is empty.
     if lock.metadata().is_ok_and(|metadata| metadata.len() > 0) {
         return None;
     }
     let path = std::fs::canonicalize(directory).ok()?.join(LOCK_FILE);
-    let removed = PathBuf::from(format!("{} (deleted)", path.display()));
-    let has_removed = |process: &Path| {
+    let removed_path = PathBuf::from(format!("{} (deleted)", path.display()));
+    let holds_removed_lock = |process: &Path| {
         // Processes of other users do not show their files.
         let files = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
         files
             .map(|file| std::fs::read_link(file.path()))
-            .any(|target| target.is_ok_and(|target| target == removed))
+            .any(|target| target.is_ok_and(|target| target == removed_path))
     };
     let processes = std::fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| {
         let name = entry.file_name().into_string().ok()?;
         name.bytes().all(|byte| byte.is_ascii_digit()).then_some((entry.path(), name))
     });
-    let mut holders = processes.filter(|(process, _)| has_removed(process));
+    let mut holders = processes.filter(|(process, _)| holds_removed_lock(process));
     holders.next().map(|(_, pid)| format!(" (process {pid})"))
 }
 
@@ -329,9 +333,9 @@ const LOCK_FILE: &str = "lock";
 /// The name of the subdirectory in a world-writable volume.
 const VOLUME_SUBDIRECTORY: &str = "leno";
 /// The sticky bit: only owners remove entries of such a directory, as in `/tmp`.
-const STICKY: u32 = 0o1000;
+const STICKY_BIT: u32 = 0o1000;
 /// The superuser.
-const ROOT: u32 = 0;
+const ROOT_USER: u32 = 0;
 /// The maximum length of a process ID.
 const MAX_PID_BYTES: u64 = 20;
 
@@ -353,7 +357,7 @@ mod tests {
         for is_recreated in [false, true] {
             std::fs::remove_dir_all(&data).unwrap();
             if is_recreated {
-                create_private(&data).unwrap();
+                create_private_directory(&data).unwrap();
             }
             for _ in 0..2 {
                 let error = claim().unwrap_err().to_string();
@@ -368,8 +372,8 @@ mod tests {
     #[test]
     fn commands_in_hints_name_the_data_directory() {
         let home = HomeArgs { state_home: None, cache_home: None, user_home: None };
-        let default = DataArgs { data: None, home: home.clone() };
-        let custom = DataArgs { data: Some("/x".into()), home };
+        let default = DataDirectoryArgs { data: None, home: home.clone() };
+        let custom = DataDirectoryArgs { data: Some("/x".into()), home };
         for (text, expected) in [
             ("leno get workloads -o json", "leno get workloads --data /x -o json"),
             (
@@ -398,17 +402,18 @@ mod tests {
     fn a_claim_waits_for_a_process_that_cleans_the_directory() {
         let scratch = tempfile::tempdir().unwrap();
         let data = scratch.path().join("data");
-        let killed = ClaimedDataDirectory::claim(data.clone()).unwrap();
-        let claim = || ClaimedDataDirectory::claim_within(data.clone(), Duration::ZERO).unwrap();
+        let mesh = ClaimedDataDirectory::claim(data.clone()).unwrap();
+        let claim =
+            || ClaimedDataDirectory::claim_with_timeout(data.clone(), Duration::ZERO).unwrap();
         assert!(claim().is_none(), "a mesh runs");
-        drop(killed);
-        let mut ended = std::process::Command::new("true").spawn().unwrap();
-        ended.wait().unwrap();
-        std::fs::write(data.join(LOCK_FILE), ended.id().to_string()).unwrap();
+        drop(mesh);
+        let mut exited = std::process::Command::new("true").spawn().unwrap();
+        exited.wait().unwrap();
+        std::fs::write(data.join(LOCK_FILE), exited.id().to_string()).unwrap();
         let first = claim().unwrap();
         std::thread::scope(|scope| {
             let second = scope.spawn(claim);
-            // The second may begin before or after this.
+            // The second claim may begin before or after this line.
             std::thread::yield_now();
             drop(first);
             assert!(second.join().unwrap().is_some());
@@ -418,12 +423,12 @@ mod tests {
     #[test]
     fn new_volumes_are_detected_by_owner_and_mode() {
         for (mode, owner, expected) in [
-            (0o777, ROOT, true),
-            // With the setgid bit of a volume's group.
-            (0o2777, ROOT, true),
-            (0o1777, ROOT, false),
-            (0o755, ROOT, false),
-            (0o775, ROOT, false),
+            (0o777, ROOT_USER, true),
+            // The setgid bit is set if the volume has a group.
+            (0o2777, ROOT_USER, true),
+            (0o1777, ROOT_USER, false),
+            (0o755, ROOT_USER, false),
+            (0o775, ROOT_USER, false),
             (0o777, 1500, false),
         ] {
             assert_eq!(is_new_volume(mode, owner), expected, "{mode:o} {owner}");
@@ -431,7 +436,7 @@ mod tests {
         // Nothing is mounted here.
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().to_owned();
-        assert_eq!(within_volume(path.clone()), path);
+        assert_eq!(resolve_volume_path(path.clone()), path);
     }
 
     #[test]
@@ -451,7 +456,7 @@ mod tests {
     fn a_directory_that_other_users_may_change_is_rejected() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("data");
-        create_private(&path).unwrap();
+        create_private_directory(&path).unwrap();
         for (mode, accepted) in [(0o755, true), (0o775, false), (0o1777, false), (0o702, false)] {
             std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
             let outcome = ClaimedDataDirectory::claim(path.clone()).map(drop);
@@ -466,7 +471,7 @@ mod tests {
         for (owner, own_user, expected) in
             [(1000, 1000, false), (0, 1000, false), (1000, 0, true), (1001, 1000, true)]
         {
-            assert_eq!(is_of_other_user(owner, own_user), expected, "{owner} {own_user}");
+            assert_eq!(belongs_to_other_user(owner, own_user), expected, "{owner} {own_user}");
         }
     }
 

@@ -16,7 +16,7 @@ use leno_model::{ServiceName, WorkloadName};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::data_directory::DataArgs;
+use crate::data_directory::DataDirectoryArgs;
 use crate::explain::ExplainFormat;
 use crate::get::MeshSocket;
 use crate::output::{self, escape_cell};
@@ -34,7 +34,7 @@ pub(crate) struct DiagnoseArgs {
     #[arg(long, value_name = "NAMESPACE/SERVICE")]
     to: Option<ServiceName>,
     #[command(flatten)]
-    data: DataArgs,
+    data: DataDirectoryArgs,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: ExplainFormat,
@@ -89,7 +89,7 @@ async fn collect_inputs(
         histories: BTreeMap::new(),
         rejections: traffic.rejections,
         edges: traffic.edges,
-        ready: None,
+        readiness: None,
         ejected: Vec::new(),
         reachability: Vec::new(),
         unknown_names: Vec::new(),
@@ -103,12 +103,12 @@ async fn collect_inputs(
     }
     let proxy = inputs.proxies.iter().find(|proxy| proxy.workload == workload);
     if proxy.is_some() {
-        inputs.ready = mesh.sidecar_is_ready(workload).await;
-        let ejected = mesh.sidecar_page(workload, "/ejected").await.ok();
+        inputs.readiness = mesh.query_sidecar_readiness(workload).await;
+        let ejected = mesh.query_sidecar_page(workload, "/ejected").await.ok();
         let ejected = ejected.and_then(|page| serde_json::from_str::<EjectedPage>(&page).ok());
         inputs.ejected = ejected.map(|page| page.ejected).unwrap_or_default();
         let (called, unknown) = called_services(&inputs, workload, to);
-        for service in called.into_iter().take(reachability::MAX_SERVICES) {
+        for service in called.into_iter().take(reachability::MAX_TESTED_SERVICES) {
             inputs
                 .reachability
                 .extend(ServiceReachability::query_sidecar(mesh, workload, &service).await);
@@ -118,7 +118,7 @@ async fn collect_inputs(
     if let Some(service) =
         to.and_then(|to| inputs.services.iter().find(|service| service.name == to))
     {
-        inputs.decision = reachability::decision_step(mesh, workload, service).await;
+        inputs.decision = reachability::query_decision_step(mesh, workload, service).await;
     }
     Ok(inputs)
 }
@@ -135,7 +135,7 @@ fn services_with_history(
     let failing = workload_status
         .filter(|_| to.is_none())
         .map(|workload_status| calls::failing_services(inputs, workload_status));
-    let failing = failing.into_iter().flatten().take(reachability::MAX_SERVICES);
+    let failing = failing.into_iter().flatten().take(reachability::MAX_TESTED_SERVICES);
     let selecting = workload_status
         .into_iter()
         .flat_map(|workload_status| &workload_status.services)
@@ -153,9 +153,10 @@ fn called_services(
     let exists = |name: &String| inputs.services.iter().any(|service| service.name == *name);
     match to {
         Some(to) => (Some(to.to_owned()).filter(exists).into_iter().collect(), Vec::new()),
-        None => {
-            calls::called_by_name(inputs, workload).into_iter().map(str::to_owned).partition(exists)
-        }
+        None => calls::services_called_by_name(inputs, workload)
+            .into_iter()
+            .map(str::to_owned)
+            .partition(exists),
     }
 }
 

@@ -7,7 +7,7 @@ pub(crate) use leno_control::figures::format_duration;
 /// Parses numbers with units, in any order: `1h30m`, `0.5s`.
 ///
 /// # Errors
-/// A message for the command line.
+/// A message for users, if the text is not a duration, or is longer than ten years.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let invalid =
         || format!("`{text}` is not a duration: use for example 500ms, 20s, 1m30s or 24h");
@@ -37,10 +37,10 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Like [`parse_duration`], but rejects zero.
+/// Parses a duration as [`parse_duration`] does, and rejects zero.
 ///
 /// # Errors
-/// A message for the command line.
+/// A message for users, if the text is not a duration, or is zero or longer than ten years.
 pub(crate) fn parse_positive(text: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
         Duration::ZERO => Err("it must be longer than zero".to_owned()),
@@ -60,7 +60,7 @@ fn unit_seconds(unit: &str) -> Option<f64> {
     })
 }
 
-/// Ten years: longer than any timer here, short enough for every clock.
+/// The maximum duration, ten years: timers and clocks support it.
 const MAX_DURATION: Duration = Duration::from_secs(3_650 * 86_400);
 
 #[cfg(test)]

@@ -46,7 +46,8 @@ impl ExecArgs {
         if let Some(soft) = self.open_files {
             limits::restore_open_files(soft).context("cannot restore the limit of open files")?;
         }
-        // A later user may lack write access. The application runs even without a record.
+        // The group is recorded before the user changes: the user of the command may lack write access. The
+        // application runs even without a record.
         if let Some(Err(error)) = self.record.as_deref().map(process_groups::record_group) {
             crate::log::print_to_stderr(&format!(
                 "processes of this application would survive a killed `leno up`: {}",
@@ -71,7 +72,7 @@ impl ExecArgs {
             self.command.split_first().context("there is no command to run")?;
         let mut command = Command::new(program);
         command.args(arguments);
-        // Descendants inherit it: they end with the application.
+        // Descendants inherit the variable, which identifies them when the application stops.
         if let Ok(run) = descendants::own_run() {
             command.envs(run.environment_variable());
         }
@@ -89,11 +90,11 @@ impl ExecArgs {
     }
 }
 
-/// A user as given by the option.
+/// The value of `--user`: the user of the command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AccountSpec {
     Named(String),
-    Numbered(u32, Option<u32>),
+    Id(u32, Option<u32>),
 }
 
 impl FromStr for AccountSpec {
@@ -104,8 +105,8 @@ impl FromStr for AccountSpec {
             return Ok(Self::Named(text.to_owned()));
         }
         match text.split_once(':') {
-            Some((user, group)) => Ok(Self::Numbered(user.parse()?, Some(group.parse()?))),
-            None => Ok(Self::Numbered(text.parse()?, None)),
+            Some((user, group)) => Ok(Self::Id(user.parse()?, Some(group.parse()?))),
+            None => Ok(Self::Id(text.parse()?, None)),
         }
     }
 }
@@ -115,9 +116,9 @@ impl FromStr for AccountSpec {
 /// The returned name and home directory replace those of this process; `None` if the user stays the same.
 fn switch_user(account: &AccountSpec) -> anyhow::Result<Option<UserHome>> {
     // Comments and names of other users may have any encoding.
-    let read = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let read_text = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     let (users, groups) =
-        (read(USERS_FILE).unwrap_or_default(), read(GROUPS_FILE).unwrap_or_default());
+        (read_text(USERS_FILE).unwrap_or_default(), read_text(GROUPS_FILE).unwrap_or_default());
     let user_ids = resolve_user(account, &users, &groups)?;
     let own_ids = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     if own_ids == (user_ids.user, user_ids.group) {
@@ -166,7 +167,7 @@ fn resolve_user(account: &AccountSpec, users: &str, groups: &str) -> anyhow::Res
     });
     let entry = match account {
         AccountSpec::Named(requested) => rows.into_iter().find(|(name, ..)| name == requested),
-        AccountSpec::Numbered(requested, _) => {
+        AccountSpec::Id(requested, _) => {
             rows.into_iter().find(|(_, (user, _), _)| user == requested)
         }
     };
@@ -179,27 +180,27 @@ fn resolve_user(account: &AccountSpec, users: &str, groups: &str) -> anyhow::Res
         (AccountSpec::Named(name), None) => {
             bail!("no user {name}: correct spec.user of the Workload or add the user")
         }
-        (AccountSpec::Numbered(user, group), None) => (None, *user, group.unwrap_or(*user)),
+        (AccountSpec::Id(user, group), None) => (None, *user, group.unwrap_or(*user)),
         (AccountSpec::Named(_), Some((name, (user, group), _))) => (Some(name), user, group),
-        (AccountSpec::Numbered(_, requested_group), Some((name, (user, group), _))) => {
+        (AccountSpec::Id(_, requested_group), Some((name, (user, group), _))) => {
             (Some(name), user, requested_group.unwrap_or(group))
         }
     };
     let other_groups = groups.lines().filter_map(|line| {
         let mut fields = line.split(':');
-        let number: u32 = fields.nth(2)?.parse().ok()?;
+        let group_id: u32 = fields.nth(2)?.parse().ok()?;
         let is_member = fields.next()?.split(',').any(|member| Some(member) == name);
-        is_member.then_some(number)
+        is_member.then_some(group_id)
     });
     let mut groups = vec![group];
-    groups.extend(other_groups.filter(|number| *number != group));
+    groups.extend(other_groups.filter(|group_id| *group_id != group));
     Ok(UserIds { user, group, groups, home })
 }
 
 fn user_name(account: &AccountSpec) -> String {
     match account {
         AccountSpec::Named(name) => name.clone(),
-        AccountSpec::Numbered(user, _) => user.to_string(),
+        AccountSpec::Id(user, _) => user.to_string(),
     }
 }
 
@@ -230,17 +231,17 @@ mod tests {
     fn users_are_resolved_by_name_and_by_number_with_their_groups() {
         let users = "root:x:0:0:root:/root:/bin/sh\nweb:x:33:33::/srv:/bin/false\n";
         let groups = "root:x:0:\nweb:x:33:\nlogs:x:4:other,web\n";
-        let numbers = |user, group, groups: &[u32], (name, directory): (&str, &str)| UserIds {
+        let user_ids = |user, group, groups: &[u32], (name, directory): (&str, &str)| UserIds {
             user,
             group,
             groups: groups.to_vec(),
             home: UserHome { name: name.to_owned(), directory: directory.to_owned() },
         };
         for (account, expected) in [
-            ("web", numbers(33, 33, &[33, 4], ("web", "/srv"))),
-            ("33", numbers(33, 33, &[33, 4], ("web", "/srv"))),
-            ("33:7", numbers(33, 7, &[7, 4], ("web", "/srv"))),
-            ("1000", numbers(1000, 1000, &[1000], ("1000", "/"))),
+            ("web", user_ids(33, 33, &[33, 4], ("web", "/srv"))),
+            ("33", user_ids(33, 33, &[33, 4], ("web", "/srv"))),
+            ("33:7", user_ids(33, 7, &[7, 4], ("web", "/srv"))),
+            ("1000", user_ids(1000, 1000, &[1000], ("1000", "/"))),
         ] {
             let account: AccountSpec = account.parse().unwrap();
             assert_eq!(resolve_user(&account, users, groups).unwrap(), expected, "{account:?}");

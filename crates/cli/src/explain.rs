@@ -23,7 +23,7 @@ use clap::builder::PossibleValuesParser;
 use leno_control::Explainer;
 use leno_model::{Reason, WorkloadName};
 
-use crate::data_directory::DataArgs;
+use crate::data_directory::DataDirectoryArgs;
 use crate::output;
 use crate::output::StructuredFormat;
 
@@ -36,7 +36,7 @@ pub(crate) struct ExplainArgs {
     #[arg(value_parser = topic_parser(), ignore_case = true, hide_possible_values = true)]
     topic: Option<String>,
     /// ID of a change of the running mesh, from `leno get changes`. Only for `explain change`
-    #[arg(value_name = "ID", required_if_eq("topic", CHANGE))]
+    #[arg(value_name = "ID", required_if_eq("topic", CHANGE_TOPIC))]
     id: Option<u64>,
     /// File or directory of YAML manifests; can be repeated. If omitted, `explain request` queries the running
     /// mesh
@@ -48,10 +48,10 @@ pub(crate) struct ExplainArgs {
     #[arg(short, long, value_enum, default_value_t)]
     output: ExplainFormat,
     #[command(flatten)]
-    data: DataArgs,
+    data: DataDirectoryArgs,
 }
 
-/// Returns the same function for the control plane's web page, applied to the current configuration.
+/// Returns the function that explains requests on the control plane's web page, with the current configuration.
 pub(crate) fn page_explainer() -> Explainer {
     Explainer::new(|objects, query| {
         request::explain_request(objects, query).map_err(|error| output::format_error(&error))
@@ -63,11 +63,11 @@ pub(crate) fn page_explainer() -> Explainer {
 #[command(next_help_heading = "For `explain request`")]
 pub(crate) struct RequestArgs {
     /// Workload that sends the request, or the service account of such workloads
-    #[arg(long, value_name = "NAMESPACE/NAME", required_if_eq("topic", REQUEST))]
+    #[arg(long, value_name = "NAMESPACE/NAME", required_if_eq("topic", REQUEST_TOPIC))]
     from: Option<WorkloadName>,
     /// URL of the request, such as http://ratings.bookinfo:9080/ratings/1, or of a TCP connection, such as
     /// tcp://redis.shop:6379
-    #[arg(long, value_name = "URL", required_if_eq("topic", REQUEST), value_parser = target::ExplainTarget::parse)]
+    #[arg(long, value_name = "URL", required_if_eq("topic", REQUEST_TOPIC), value_parser = target::ExplainTarget::parse)]
     url: Option<target::ExplainTarget>,
     /// HTTP method
     #[arg(long, short = 'X', default_value = "GET", value_parser = target::parse_method)]
@@ -103,15 +103,15 @@ impl ExplainFormat {
 impl ExplainArgs {
     /// Prints the explanation.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let Some(topic) = self.topic.as_deref() else { return reason::print_all(self.output) };
+        let Some(topic) = self.topic.as_deref() else { return reason::print_reasons(self.output) };
         match topic.to_ascii_lowercase().as_str() {
-            CHANGE => change::run(&self.data.path()?, self.id, self.output),
-            REQUEST if self.file.is_empty() => {
+            CHANGE_TOPIC => change::run(&self.data.path()?, self.id, self.output),
+            REQUEST_TOPIC if self.file.is_empty() => {
                 runtime_state::run(&self.data.path()?, &self.request, self.output)
             }
-            REQUEST => request::run(&self.file, &self.request, self.output),
-            _ => match Reason::named(topic) {
-                Some(reason) => reason::print_one(reason, self.output),
+            REQUEST_TOPIC => request::run(&self.file, &self.request, self.output),
+            _ => match Reason::from_label_or_code(topic) {
+                Some(reason) => reason::print_reason(reason, self.output),
                 None => anyhow::bail!("unknown reason `{topic}`: `leno explain` lists all reasons"),
             },
         }
@@ -120,13 +120,13 @@ impl ExplainArgs {
 
 fn topic_parser() -> PossibleValuesParser {
     let names = Reason::ALL.iter().flat_map(|reason| [reason.label(), reason.code()]);
-    PossibleValuesParser::new([REQUEST, CHANGE].into_iter().chain(names))
+    PossibleValuesParser::new([REQUEST_TOPIC, CHANGE_TOPIC].into_iter().chain(names))
 }
 
-const REQUEST: &str = "request";
-const CHANGE: &str = "change";
+const REQUEST_TOPIC: &str = "request";
+const CHANGE_TOPIC: &str = "change";
 
-/// Exit code: the request does not reach the application.
+/// The exit code if the request does not reach the application.
 const EXIT_REJECTED: u8 = 3;
 
 const EXAMPLES: &str = "\

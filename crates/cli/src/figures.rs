@@ -18,9 +18,9 @@ pub(crate) fn format_latency(ms: Option<f64>) -> String {
 /// Formats CPU usage in thousandths of a core: `0.2 mCPU`, `41 mCPU`.
 pub(crate) fn format_cpu(cores: f64) -> String {
     match cores * 1e3 {
-        milli if milli <= 0.0 => "0 mCPU".to_owned(),
-        milli if milli < 9.95 => format!("{milli:.1} mCPU"),
-        milli => format!("{milli:.0} mCPU"),
+        millicores if millicores <= 0.0 => "0 mCPU".to_owned(),
+        millicores if millicores < 9.95 => format!("{millicores:.1} mCPU"),
+        millicores => format!("{millicores:.0} mCPU"),
     }
 }
 

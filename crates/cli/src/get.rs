@@ -18,7 +18,7 @@ use leno_control::status::{ProxyStatus, Status, TrafficStatus, WorkloadStatus};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::data_directory::DataArgs;
+use crate::data_directory::DataDirectoryArgs;
 use crate::figures::format_count;
 use crate::log;
 use crate::output::{self, Listing, OutputFormat};
@@ -30,12 +30,12 @@ use crate::tap::percent_encode;
 pub(crate) struct GetArgs {
     /// Objects to show
     #[arg(value_enum, value_name = "RESOURCE")]
-    resource: ResourceKind,
+    resource: Resource,
     /// For proxies: show only those that are out of sync or reject a configuration
     #[arg(long)]
     out_of_sync: bool,
     #[command(flatten)]
-    data: DataArgs,
+    data: DataDirectoryArgs,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: OutputFormat,
@@ -43,7 +43,7 @@ pub(crate) struct GetArgs {
 
 /// The objects to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ResourceKind {
+enum Resource {
     /// The mesh as a whole
     Status,
     /// Workloads and their sidecars
@@ -82,7 +82,7 @@ enum ResourceKind {
     Rejected,
 }
 
-impl ResourceKind {
+impl Resource {
     /// True if the response covers only the connected sidecars of one control plane.
     const fn is_about_sidecars(self) -> bool {
         match self {
@@ -133,64 +133,59 @@ impl GetArgs {
             mesh.print_scope().await;
         }
         if self.out_of_sync {
-            if self.resource != ResourceKind::Proxies {
-                bail!("--out-of-sync applies to proxies only: leno get proxies --out-of-sync");
-            }
-            let mut proxies: Vec<ProxyStatus> = parse_response(response)?;
-            proxies.retain(ProxyStatus::is_stale);
-            response = serde_json::to_value(proxies)?;
+            response = self.retain_out_of_sync(response)?;
         }
-        if self.resource == ResourceKind::Connections {
+        if self.resource == Resource::Connections {
             let proxies: Vec<ProxyStatus> = parse_response(response)?;
             let results = connections::query_connections(&mesh, &proxies).await;
             return self.print_result(&results, connections::connection_table);
         }
-        if self.resource == ResourceKind::Circuits {
+        if self.resource == Resource::Circuits {
             let proxies: Vec<ProxyStatus> = parse_response(response)?;
             let results = circuits::query_circuits(&mesh, &proxies).await;
             return self.print_result(&results, circuits::circuit_table);
         }
-        if self.resource == ResourceKind::Ejected {
+        if self.resource == Resource::Ejected {
             let proxies: Vec<ProxyStatus> = parse_response(response)?;
             let results = ejected::query_ejected(&mesh, &proxies).await;
             return self.print_result(&results, ejected::ejected_table);
         }
-        if self.resource == ResourceKind::Rules {
-            let results = parse_response::<TrafficStatus>(response)?.rules;
-            return self.print_result(&results, rules::rule_table);
+        if self.resource == Resource::Rules {
+            let traffic: TrafficStatus = parse_response(response)?;
+            return self.print_result(&traffic.rules, rules::rule_table);
         }
         if let Some(format) = self.output.structured_format() {
             return output::print_value(&response, format);
         }
         let listing = match self.resource {
-            ResourceKind::Status => {
+            Resource::Status => {
                 return output::print_text(&table::describe_status(&parse_response(response)?));
             }
-            ResourceKind::Rejected => return output::print_text(&table::list_rejected(&response)),
-            ResourceKind::Workloads => {
+            Resource::Rejected => return output::print_text(&table::list_rejected(&response)),
+            Resource::Workloads => {
                 let workloads: Vec<WorkloadStatus> = parse_response(response)?;
-                let proxies: Vec<ProxyStatus> =
-                    parse_response(mesh.query_json(ResourceKind::Proxies.query_path()).await?)?;
+                let proxies = mesh.query_json(Resource::Proxies.query_path()).await?;
+                let proxies: Vec<ProxyStatus> = parse_response(proxies)?;
                 table::workload_table(&workloads, &proxies)
             }
-            ResourceKind::Services => table::service_table(
+            Resource::Services => table::service_table(
                 &parse_response::<Vec<_>>(response)?,
                 &self.query_traffic(&mesh).await,
             ),
-            ResourceKind::Certificates => {
+            Resource::Certificates => {
                 table::certificate_table(&parse_response::<Vec<_>>(response)?)
             }
-            ResourceKind::Connections
-            | ResourceKind::Circuits
-            | ResourceKind::Ejected
-            | ResourceKind::Proxies
-            | ResourceKind::Rules => table::proxy_table(&parse_response::<Vec<_>>(response)?),
-            ResourceKind::Changes => changes::change_table(&parse_response::<Vec<_>>(response)?),
-            ResourceKind::Routes => table::route_table(
+            Resource::Connections
+            | Resource::Circuits
+            | Resource::Ejected
+            | Resource::Proxies
+            | Resource::Rules => table::proxy_table(&parse_response::<Vec<_>>(response)?),
+            Resource::Changes => changes::change_table(&parse_response::<Vec<_>>(response)?),
+            Resource::Routes => table::route_table(
                 &parse_response::<Vec<_>>(response)?,
                 &self.query_traffic(&mesh).await,
             ),
-            ResourceKind::Policies => table::policy_table(
+            Resource::Policies => table::policy_table(
                 &parse_response::<Vec<_>>(response)?,
                 &self.query_traffic(&mesh).await,
             ),
@@ -198,15 +193,25 @@ impl GetArgs {
         output::print_raw(&listing.render(self.output))
     }
 
-    /// Prints the result for programs or for people.
+    /// Removes the proxies that are in sync from the response of the control plane.
+    fn retain_out_of_sync(&self, response: Value) -> anyhow::Result<Value> {
+        if self.resource != Resource::Proxies {
+            bail!("--out-of-sync applies to proxies only: leno get proxies --out-of-sync");
+        }
+        let mut proxies: Vec<ProxyStatus> = parse_response(response)?;
+        proxies.retain(ProxyStatus::is_stale);
+        Ok(serde_json::to_value(proxies)?)
+    }
+
+    /// Prints results in a structured format, or as a table.
     fn print_result<T: Serialize>(
         &self,
         results: &Vec<T>,
-        table: fn(&[T]) -> Listing,
+        build_table: fn(&[T]) -> Listing,
     ) -> anyhow::Result<()> {
         match self.output.structured_format() {
             Some(format) => output::print_value(results, format),
-            None => output::print_raw(&table(results).render(self.output)),
+            None => output::print_raw(&build_table(results).render(self.output)),
         }
     }
 
@@ -241,14 +246,14 @@ pub(crate) fn describe_scope(status: &Status) -> Option<String> {
     ))
 }
 
-/// A mesh that runs on this machine.
+/// The admin socket of a mesh that runs on this machine.
 #[derive(Debug, Clone)]
 pub(crate) struct MeshSocket {
     socket: PathBuf,
 }
 
 impl MeshSocket {
-    /// Returns the mesh of a data directory.
+    /// Returns the admin socket of the mesh of a data directory.
     pub(crate) fn from_data(data: &Path) -> Self {
         let config = leno_control::Config::new(data.to_owned(), Vec::new());
         Self { socket: config.socket_path() }
@@ -266,8 +271,12 @@ impl MeshSocket {
     /// Queries the admin endpoint of a workload's sidecar, over the stream to its control plane.
     ///
     /// # Errors
-    /// If the sidecar does not respond, or with an error status: the body contains the reason.
-    pub(crate) async fn sidecar_page(&self, workload: &str, path: &str) -> anyhow::Result<String> {
+    /// If the sidecar does not respond, or responds with an error status: the message is the response body.
+    pub(crate) async fn query_sidecar_page(
+        &self,
+        workload: &str,
+        path: &str,
+    ) -> anyhow::Result<String> {
         match self.query_sidecar(workload, path).await? {
             (200..300, response) => Ok(response),
             (_, problem) => bail!("{}", problem.trim_end()),
@@ -276,7 +285,10 @@ impl MeshSocket {
 
     /// Returns the readiness that a workload's sidecar reports, or the reason why it does not respond. `None` if
     /// the sidecar or the control plane is of an earlier release, or has no capacity for the query.
-    pub(crate) async fn sidecar_is_ready(&self, workload: &str) -> Option<Result<(), String>> {
+    pub(crate) async fn query_sidecar_readiness(
+        &self,
+        workload: &str,
+    ) -> Option<Result<(), String>> {
         match self.query_sidecar(workload, "/ready").await {
             Ok((200..300, _)) => Some(Ok(())),
             Ok((404 | 429 | 501, _)) => None,
@@ -321,7 +333,7 @@ impl MeshSocket {
     /// Reads an endless response line by line until `on_line` returns true, or an error.
     ///
     /// # Errors
-    /// As [`MeshSocket::send_request`], and the errors of `on_line`.
+    /// If the control plane is unreachable, or rejects the request; and the errors of `on_line`.
     pub(crate) async fn follow_stream(
         &self,
         path: &str,
@@ -355,7 +367,7 @@ impl MeshSocket {
 /// Parses a response of the control plane.
 ///
 /// # Errors
-/// If it has another format, such as that of another version.
+/// If the response has another format, such as that of another version.
 pub(crate) fn parse_response<T: serde::de::DeserializeOwned>(response: Value) -> anyhow::Result<T> {
     serde_json::from_value(response)
         .context("the response cannot be parsed: the mesh may run another version of leno")

@@ -59,7 +59,7 @@ impl InjectArgs {
             None => {
                 let namespaces: BTreeSet<String> =
                     documents.iter().flat_map(namespaces_of).collect();
-                cluster::run(ClusterSettings::in_cluster(&self.cluster, namespaces))?
+                cluster::run(ClusterSettings::read_from_cluster(&self.cluster, namespaces))?
             }
         };
         let settings = self.injection_settings(&cluster_settings);
@@ -85,7 +85,7 @@ impl InjectArgs {
         let trust_domain = trust_domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
         let namespace = self.cluster.namespace.clone();
         InjectionSettings {
-            native_sidecars: !self.no_native_sidecar && !cluster_settings.is_old,
+            native_sidecars: !self.no_native_sidecar && !cluster_settings.lacks_native_sidecars,
             by_plugin: self.cni || cluster_settings.by_plugin,
             exclusions: cluster_settings.exclusions.clone(),
             floor: cluster_settings.floor.clone(),
@@ -109,15 +109,16 @@ fn print_result(object: &str, outcome: &TemplateOutcome) {
 fn read_documents(path: &Path) -> anyhow::Result<Vec<Value>> {
     let mut text = String::new();
     if path == Path::new("-") {
-        let outcome = std::io::stdin().take(MAX_BYTES + 1).read_to_string(&mut text);
+        let outcome = std::io::stdin().take(MAX_INPUT_BYTES + 1).read_to_string(&mut text);
         outcome.context("cannot read standard input")?;
     } else {
         let file = std::fs::File::open(path);
-        let outcome = file.and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text));
+        let outcome =
+            file.and_then(|file| file.take(MAX_INPUT_BYTES + 1).read_to_string(&mut text));
         outcome.with_context(|| format!("cannot read {}", path.display()))?;
     }
-    if text.len() as u64 > MAX_BYTES {
-        bail!("{} has more than {MAX_BYTES} bytes: split it", path.display());
+    if text.len() as u64 > MAX_INPUT_BYTES {
+        bail!("{} has more than {MAX_INPUT_BYTES} bytes: split it", path.display());
     }
     parse_documents(&text).with_context(|| format!("{} is not YAML", path.display()))
 }
@@ -131,8 +132,8 @@ fn parse_documents(text: &str) -> anyhow::Result<Vec<Value>> {
     Ok(documents.into_iter().filter(|document| !document.is_null()).collect())
 }
 
-/// Maximum input size.
-const MAX_BYTES: u64 = 16 << 20;
+/// The maximum size of the input, in bytes.
+const MAX_INPUT_BYTES: u64 = 16 << 20;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -12,8 +12,8 @@ use clap::Args;
 use leno_control::PermittedServers;
 use leno_kubernetes::inject::AddressRange;
 use leno_kubernetes::install::{
-    InstallOptions, InstallStep, Installed, NodeNetwork, RemovalExtent, apply_manifests,
-    installation_manifests, lease_reference, objects_to_remove, remove, remove_gateways,
+    InstallOptions, InstallStep, InstalledOptions, NodeNetwork, RemovalExtent, apply_manifests,
+    installation_manifests, lease_reference, objects_to_remove, remove_gateways, remove_objects,
     retract_gateways, retract_statuses, wait_for_control_planes, wait_for_rollout,
     wait_for_webhook, withdraw_cni, withdraw_gateways, withdraw_permissions, withdraw_protections,
 };
@@ -58,7 +58,7 @@ pub(crate) struct InstallArgs {
     gateways: Option<bool>,
     /// Namespaces in which the control plane may write Secrets: the certificates of AccessCerts, for clients
     /// outside the mesh; repeatable; `none` removes all of them [default: as installed before, or none]
-    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = cluster::namespace_name)]
+    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = cluster::parse_namespace_name)]
     access_certs: Option<Vec<Name>>,
     /// CA certificates (PEM) that must have signed the client certificate of webhook callers, such as the CA of
     /// the API server; `none` accepts all clients [default: as installed before, or all clients]
@@ -69,13 +69,13 @@ pub(crate) struct InstallArgs {
     network_policies: Option<bool>,
     /// Address ranges from which API servers call the webhook; the NetworkPolicy permits no others; `none`
     /// permits all [default: as installed before, or all]
-    #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = parse_range)]
+    #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = parse_address_range)]
     api_server: Option<Vec<Option<AddressRange>>>,
     /// Namespaces with mesh-wide objects, in addition to the control plane's own: osm-mesh-config or
     /// fsm-mesh-config (used until a MeshConfig of leno.dev sets more than the trust domain), TagRoutes for all
     /// services, and Egress objects for accounts of other namespaces; repeatable; `none` removes all of them
     /// [default: as installed before, or none]
-    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = cluster::namespace_name)]
+    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = cluster::parse_namespace_name)]
     settings_namespaces: Option<Vec<Name>>,
     /// Hosts and address ranges, in addition to public addresses, from which the control plane may fetch the
     /// JWKS of `JwtValidation`s, such as issuers in the cluster; `none` removes all of them [default: as
@@ -117,7 +117,7 @@ impl InstallArgs {
             cluster::run(self.install())?;
         } else {
             print_manifests(
-                &installation_manifests(&self.merge_options(Installed::default())?),
+                &installation_manifests(&self.merge_options(InstalledOptions::default())?),
                 self.output,
             )?;
         }
@@ -130,7 +130,7 @@ impl InstallArgs {
     /// If a CNI directory is set without the CNI plugin, `--api-server` without NetworkPolicies, or
     /// `--access-certs` to the control plane's namespace; or if the file of `--webhook-client-ca` cannot be
     /// read.
-    fn merge_options(&self, installed: Installed) -> anyhow::Result<InstallOptions> {
+    fn merge_options(&self, installed: InstalledOptions) -> anyhow::Result<InstallOptions> {
         let domain = self.trust_domain.clone().or(installed.trust_domain);
         let domain = domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
         let defaults = InstallOptions::new(self.image.clone(), domain);
@@ -199,7 +199,7 @@ impl InstallArgs {
     async fn install(&self) -> anyhow::Result<()> {
         let (cluster, timeout) = (&self.cluster, self.timeout);
         let client = cluster.connect_client().await?;
-        let installed = Installed::read_installation(&client, &cluster.namespace).await?;
+        let installed = InstalledOptions::read_installation(&client, &cluster.namespace).await?;
         let options = self.merge_options(installed.clone().unwrap_or_default())?;
         if let Some(unchanged) = installed
             .map(|installed| self.unchanged_options(&installed))
@@ -230,7 +230,7 @@ impl InstallArgs {
     }
 
     /// Returns the options that are absent from the command line and keep their installed values.
-    fn unchanged_options(&self, installed: &Installed) -> Vec<String> {
+    fn unchanged_options(&self, installed: &InstalledOptions) -> Vec<String> {
         let is_unchanged = |option: Option<bool>, installed: bool| option.is_none() && installed;
         let replicas = installed.replicas.filter(|_| self.replicas.is_none());
         let domain = installed.trust_domain.as_ref().filter(|_| self.trust_domain.is_none());
@@ -271,7 +271,7 @@ fn listed_namespaces(names: &[Name]) -> BTreeSet<Name> {
 }
 
 /// Parses a range of addresses; `None` for the word `none`.
-fn parse_range(text: &str) -> Result<Option<AddressRange>, String> {
+fn parse_address_range(text: &str) -> Result<Option<AddressRange>, String> {
     if text == NONE {
         return Ok(None);
     }
@@ -296,7 +296,7 @@ fn print_manifests(manifests: &[Value], format: ManifestFormat) -> anyhow::Resul
 }
 
 fn print_step(step: InstallStep) {
-    eprintln!("{} {}", step.object, step.done);
+    eprintln!("{} {}", step.object, step.result);
 }
 
 /// Arguments of `leno uninstall`.
@@ -334,12 +334,12 @@ impl UninstallArgs {
             webhook_client_ca,
             ..InstallOptions::new(String::new(), trust_domain)
         };
-        let extent = if self.purge { RemovalExtent::Everything } else { RemovalExtent::Running };
+        let extent = if self.purge { RemovalExtent::Everything } else { RemovalExtent::Components };
         let removals = objects_to_remove(&options, extent);
         if self.apply {
             cluster::run(async {
                 let client = self.cluster.connect_client().await?;
-                remove(&client, &removals, print_step).await?;
+                remove_objects(&client, &removals, print_step).await?;
                 remove_gateways(&client, print_step).await?;
                 withdraw_permissions(&client, &BTreeSet::new(), print_step).await?;
                 retract_statuses(&client, print_step).await?;
@@ -367,7 +367,7 @@ impl UninstallArgs {
             cluster::run(async {
                 let client = self.cluster.connect_client().await?;
                 wait_for_control_planes(&client, namespace, print_step).await?;
-                remove(&client, &[lease], print_step).await?;
+                remove_objects(&client, &[lease], print_step).await?;
                 retract_statuses(&client, print_step).await?;
                 anyhow::Ok(())
             })?;
@@ -383,15 +383,15 @@ impl UninstallArgs {
 const NONE: &str = "none";
 /// The removed objects of `--access-certs`.
 const REMOVED_ROLES: &str = "Roles and RoleBindings named leno-access-certs";
-/// The effect on statuses.
+/// The text about the effect of a retraction on statuses.
 const RETRACTION_EFFECT: &str =
     "status conditions that report an effect become Unknown, and gateways lose their addresses";
 /// The removed objects of gateways.
 const REMOVED_GATEWAY_OBJECTS: &str = "Deployments, PodDisruptionBudgets, Services and ServiceAccounts with the label \
                     leno.dev/gateway";
-/// The image of this version.
+/// The default image: that of this version.
 pub(crate) const IMAGE: &str = concat!("leno:", env!("CARGO_PKG_VERSION"));
-/// Sufficient once the control planes are ready.
+/// The timeout for the webhook, which responds soon once the control planes are ready.
 const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(60);
 
 const EXAMPLES: &str = "\
@@ -429,9 +429,9 @@ mod tests {
         CommandLine::try_parse_from([&["install"], arguments].concat()).unwrap().install
     }
 
-    fn installed_before() -> Installed {
+    fn installed_before() -> InstalledOptions {
         let network = NodeNetwork { bin_dir: "/b".to_owned(), conf_dir: "/c".to_owned() };
-        Installed {
+        InstalledOptions {
             replicas: Some(3),
             trust_domain: TrustDomain::new("prod.example").ok(),
             cni: true,
@@ -543,7 +543,8 @@ mod tests {
         );
         assert_eq!(ranges(&["--api-server", "none"]), BTreeSet::new());
         assert!(CommandLine::try_parse_from(["install", "--api-server", "api.example"]).is_err());
-        let without_policies = Installed { network_policies: Some(false), ..Installed::default() };
+        let without_policies =
+            InstalledOptions { network_policies: Some(false), ..InstalledOptions::default() };
         assert!(!merge(&[], without_policies.clone()).unwrap().network_policies);
         assert!(merge(&["--network-policies"], without_policies.clone()).unwrap().network_policies);
         assert!(merge(&["--api-server", "192.0.2.1"], without_policies).is_err());
@@ -553,11 +554,11 @@ mod tests {
     #[test]
     fn cni_directories_require_the_cni_plugin() {
         for (arguments, installed, works) in [
-            (&["--cni-bin-dir", "/x"][..], Installed::default(), false),
-            (&["--cni-conf-dir", "/x"], Installed::default(), false),
+            (&["--cni-bin-dir", "/x"][..], InstalledOptions::default(), false),
+            (&["--cni-conf-dir", "/x"], InstalledOptions::default(), false),
             (&["--cni=false", "--cni-bin-dir", "/x"], installed_before(), false),
             (&["--cni-bin-dir", "/x"], installed_before(), true),
-            (&["--cni", "--cni-conf-dir", "/x"], Installed::default(), true),
+            (&["--cni", "--cni-conf-dir", "/x"], InstalledOptions::default(), true),
         ] {
             assert_eq!(
                 parse_args(arguments).merge_options(installed).is_ok(),
@@ -569,11 +570,11 @@ mod tests {
 
     #[test]
     fn a_first_installation_has_the_default_options() {
-        let options = parse_args(&[]).merge_options(Installed::default()).unwrap();
+        let options = parse_args(&[]).merge_options(InstalledOptions::default()).unwrap();
         let domain = MeshConfig::default().trust_domain;
         assert_eq!(options, InstallOptions::new(IMAGE.to_owned(), domain));
         assert_eq!(
-            parse_args(&["--cni"]).merge_options(Installed::default()).unwrap().cni,
+            parse_args(&["--cni"]).merge_options(InstalledOptions::default()).unwrap().cni,
             Some(NodeNetwork::default())
         );
     }

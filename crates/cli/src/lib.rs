@@ -136,7 +136,7 @@ pub use crate::migrate::{MigrationResult, migrate_text};
 /// Runs the command line of this process.
 #[must_use]
 pub fn run() -> ExitCode {
-    if cni::is_called() {
+    if cni::is_called_as_plugin() {
         return cni::run_as_plugin();
     }
     let Cli { log_level, command } = match parse_arguments() {
@@ -177,14 +177,14 @@ fn reflow_help(command: clap::Command) -> clap::Command {
 /// Returns the text with each paragraph in one line. Indented lines are examples and stay unchanged.
 fn join_paragraphs(text: &str) -> String {
     let mut result = String::new();
-    let mut is_open = false;
+    let mut is_previous_prose = false;
     for line in text.lines() {
         let is_prose = line.starts_with(|character: char| !character.is_whitespace());
         if !result.is_empty() {
-            result.push(if is_prose && is_open { ' ' } else { '\n' });
+            result.push(if is_prose && is_previous_prose { ' ' } else { '\n' });
         }
         result.push_str(line);
-        is_open = is_prose;
+        is_previous_prose = is_prose;
     }
     result
 }
@@ -192,8 +192,8 @@ fn join_paragraphs(text: &str) -> String {
 /// Prints an argument error or the help. Replaces standard library errors, which are not user-friendly.
 fn report_usage_error(error: &clap::Error) -> ExitCode {
     let cause = std::error::Error::source(error);
-    let replaced = cause.and_then(|cause| Some((cause, replacement_text(cause)?)));
-    match replaced {
+    let replacement = cause.and_then(|cause| Some((cause, find_replacement_text(cause)?)));
+    match replacement {
         None => error.exit(),
         Some((cause, hint)) => {
             let text = error.to_string().replacen(&cause.to_string(), hint, 1);
@@ -204,7 +204,7 @@ fn report_usage_error(error: &clap::Error) -> ExitCode {
 }
 
 /// Returns the replacement text for an error of the standard library.
-fn replacement_text(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
+fn find_replacement_text(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
     if cause.is::<ParseIntError>() || cause.is::<ParseFloatError>() {
         return Some("not a number in range");
     }

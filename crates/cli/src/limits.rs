@@ -12,8 +12,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Returns the previous soft limit, which applications that use `select` rely on.
 pub(crate) fn raise_open_files() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+    let raised_limit = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised_limit) {
         tracing::warn!(%error, "cannot raise the limit of open files");
     }
     limit.current
@@ -22,10 +22,10 @@ pub(crate) fn raise_open_files() -> Option<u64> {
 /// Restores the soft limit of open files.
 ///
 /// # Errors
-/// If it is above the hard limit.
-pub(crate) fn restore_open_files(soft: u64) -> std::io::Result<()> {
+/// If the soft limit is above the hard limit.
+pub(crate) fn restore_open_files(soft_limit: u64) -> std::io::Result<()> {
     let maximum = getrlimit(Resource::Nofile).maximum;
-    let restored = Rlimit { current: Some(soft), maximum };
-    setrlimit(Resource::Nofile, restored)?;
+    let restored_limit = Rlimit { current: Some(soft_limit), maximum };
+    setrlimit(Resource::Nofile, restored_limit)?;
     Ok(())
 }

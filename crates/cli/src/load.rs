@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use self::body::{BodySize, parse_size};
+use self::body::{BodySize, parse_body_size};
 use self::rate::{Rates, parse_rates, parse_share};
 use self::request::{HeaderOption, parse_header};
 use self::run::run;
@@ -100,7 +100,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "PATH", group = "content", help_heading = REQUEST_HEADING)]
     body_file: Option<PathBuf>,
     /// Size of a generated request body in bytes, or with a unit: 10KiB, 1MiB
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, group = "content",
+    #[arg(long, value_name = "SIZE", value_parser = parse_body_size, group = "content",
           help_heading = REQUEST_HEADING)]
     body_size: Option<BodySize>,
 

@@ -31,7 +31,7 @@ impl FromStr for LogLevel {
 }
 
 impl LogLevel {
-    /// Warnings and errors.
+    /// Returns the filter that selects warnings and errors.
     pub(crate) fn warnings() -> Self {
         Self("warn".to_owned())
     }
@@ -69,8 +69,8 @@ pub(crate) fn start(level: Option<&LogLevel>, style: LogStyle) {
         LogStyle::Report | LogStyle::Service | LogStyle::Supervised => error_output().ok(),
     };
     match queue {
-        Some(queue) => line_subscriber(directives, style, move || queue.clone()).init(),
-        None => line_subscriber(directives, style, io::stderr).init(),
+        Some(queue) => build_subscriber(directives, style, move || queue.clone()).init(),
+        None => build_subscriber(directives, style, io::stderr).init(),
     }
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn error_output() -> io::Result<LineQueue> {
     open_queue(&STDERR_QUEUE, "log", io::stderr())
 }
 
-/// Returns standard output behind a queue, like [`error_output`].
+/// Returns standard output behind a queue: a blocked reader delays neither traffic nor the exit.
 ///
 /// # Errors
 /// If no thread can be created.
@@ -106,7 +106,7 @@ fn open_queue(
 pub(crate) fn print_to_stderr(line: &str) {
     match STDERR_QUEUE.get() {
         Some(queue) => queue.push_or_drop(format!("{line}\n").as_bytes()),
-        // Ignores a closed output.
+        // A closed output is ignored.
         None => drop(writeln!(io::stderr(), "{line}")),
     }
 }
@@ -134,7 +134,7 @@ fn report_panics() {
                 _ => String::new(),
             };
             queue.push_or_drop(format!("thread {thread:?}: {panic}\n{backtrace}").as_bytes());
-            // The process may end right after this.
+            // The process may exit right after the hook.
             queue.flush(PANIC_FLUSH_TIMEOUT);
         }
         None => default_hook(panic),
@@ -153,15 +153,15 @@ static STDOUT_QUEUE: OnceLock<LineQueue> = OnceLock::new();
 
 /// The time that a panic waits for its own lines.
 const PANIC_FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
-/// Longer than a working terminal needs.
+/// The timeout for the remaining output at exit; a working terminal needs less.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Formats the events that the directives select, from Leno's crates only.
+/// Builds the subscriber that formats the events that the directives select, from Leno's crates only.
 ///
 /// Events of dependencies are dropped under every directive, because dependencies log received data:
 /// kube_client logs whole bodies that it cannot decode, which may be Secrets; kube_runtime logs errors that
 /// contain such bodies; h2 and hyper log headers with tokens. Leno logs the relevant facts without bodies.
-fn line_subscriber<W>(
+fn build_subscriber<W>(
     directives: &str,
     style: LogStyle,
     writer: W,
@@ -230,7 +230,7 @@ mod tests {
     fn captured_log(directives: &str, style: LogStyle) -> String {
         let captured = CapturedLog::default();
         let writer = captured.clone();
-        with_default(line_subscriber(directives, style, move || writer.clone()), || {
+        with_default(build_subscriber(directives, style, move || writer.clone()), || {
             macro_rules! dependency {
                 ($($target:literal)*) => {$(
                     tracing::error!(target: $target, "SECRET");
@@ -281,9 +281,12 @@ mod tests {
         let text = "a\u{1b}[2Jb\nERROR forged\u{9b}c\u{202e}d\r\u{2028}";
         let captured = CapturedLog::default();
         let writer = captured.clone();
-        with_default(line_subscriber("info", LogStyle::Supervised, move || writer.clone()), || {
-            tracing::warn!(target: "leno_proxy", host = %text, debug = ?text, text, "message {text}");
-        });
+        with_default(
+            build_subscriber("info", LogStyle::Supervised, move || writer.clone()),
+            || {
+                tracing::warn!(target: "leno_proxy", host = %text, debug = ?text, text, "message {text}");
+            },
+        );
         let log = String::from_utf8(captured.0.lock().unwrap().clone()).unwrap();
         let line = log.strip_suffix('\n').unwrap();
         assert!(!line.contains(leno_telemetry::is_terminal_control), "{line:?}");

@@ -44,7 +44,7 @@ pub(crate) struct MigrateArgs {
     namespace: String,
 }
 
-/// Subcommands.
+/// The subcommands of `leno migrate`.
 #[derive(Debug, Subcommand)]
 enum MigrateCommand {
     /// Report which rules of files or of a cluster would be kept, changed or dropped, without writing anything
@@ -53,24 +53,24 @@ enum MigrateCommand {
 }
 
 impl MigrateArgs {
-    /// Reads and converts all documents, and writes only if all could be read.
+    /// Reads and converts all documents, and writes the results only if all documents could be read.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if let Some(MigrateCommand::Check(check)) = self.step {
             return check.run();
         }
         let output = self.output.context("--output is missing")?;
-        check_empty(&output)?;
-        let documents = document::read(&self.file, &self.namespace)?;
+        check_empty_directory(&output)?;
+        let documents = document::read_files(&self.file, &self.namespace)?;
         let results = rewrite(&documents, &self.namespace);
-        write(&output, &documents, &results)?;
+        write_files(&output, &documents, &results)?;
         let report = MigrationReport::from_results(&documents, &results);
         output::print_text(&report.to_text())?;
         Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
     }
 }
 
-/// Existing files are never overwritten.
-fn check_empty(directory: &Path) -> anyhow::Result<()> {
+/// Checks that a directory is empty or missing: existing files are never overwritten.
+fn check_empty_directory(directory: &Path) -> anyhow::Result<()> {
     let mut entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -86,7 +86,7 @@ fn check_empty(directory: &Path) -> anyhow::Result<()> {
 }
 
 /// Writes each file with the results of its documents, in their original order.
-fn write(
+fn write_files(
     directory: &Path,
     documents: &[SourceDocument],
     results: &[RewriteResult],
@@ -94,9 +94,9 @@ fn write(
     let mut files: Vec<(&Path, Vec<String>)> = Vec::new();
     for (document, result) in documents.iter().zip(results) {
         let texts = replacement_texts(document, result);
-        match files.last_mut().filter(|(path, _)| *path == document.target) {
+        match files.last_mut().filter(|(path, _)| *path == document.output_file) {
             Some((_, existing)) => existing.extend(texts),
-            None => files.push((&document.target, texts)),
+            None => files.push((&document.output_file, texts)),
         }
     }
     fs::create_dir_all(directory)
@@ -117,7 +117,7 @@ fn replacement_texts(document: &SourceDocument, result: &RewriteResult) -> Vec<S
     match result {
         RewriteResult::Native | RewriteResult::Unchanged(_) => vec![document.text.clone()],
         RewriteResult::Rewritten(objects) | RewriteResult::Changed(objects, _) => {
-            objects.iter().map(yaml::write).collect()
+            objects.iter().map(yaml::write_document).collect()
         }
         RewriteResult::NotNeeded(_) | RewriteResult::Dropped(_) => Vec::new(),
     }
@@ -128,7 +128,7 @@ fn replacement_texts(document: &SourceDocument, result: &RewriteResult) -> Vec<S
 pub struct MigrationResult {
     /// The new documents, in order.
     pub documents: Vec<String>,
-    /// True if no foreign document is left.
+    /// True if no document of another mesh remains, and none is changed or dropped.
     pub is_complete: bool,
     /// The report for the user.
     pub report: String,
@@ -155,7 +155,7 @@ pub fn migrate_text(text: &str) -> anyhow::Result<MigrationResult> {
 /// The namespace of objects without one.
 const NAMESPACE: &str = "default";
 
-/// Exit code if a foreign rule remains or a rule is dropped.
+/// The exit code if a rule of another mesh remains, or a rule is dropped.
 const EXIT_INCOMPLETE: u8 = 3;
 
 const EXAMPLES: &str = "\

@@ -25,7 +25,7 @@ pub(crate) enum OutputFormat {
 }
 
 impl OutputFormat {
-    /// Returns the format for programs, if it is one.
+    /// Returns the format for programs; `None` for tables.
     pub(crate) const fn structured_format(self) -> Option<StructuredFormat> {
         match self {
             Self::Table | Self::Wide => None,
@@ -38,9 +38,9 @@ impl OutputFormat {
 /// The output format for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StructuredFormat {
-    /// Indented.
+    /// Indented JSON.
     Json,
-    /// Block style.
+    /// YAML in block style.
     Yaml,
 }
 
@@ -126,7 +126,7 @@ impl Listing {
     }
 }
 
-/// Writes to standard output.
+/// Writes a text to standard output, with a newline at the end.
 ///
 /// # Errors
 /// If the reader has closed the output; see [`is_broken_pipe`].
@@ -163,23 +163,23 @@ pub(crate) fn format_line(finding: &impl std::fmt::Display) -> String {
 /// Writes a value to standard output, for programs.
 ///
 /// # Errors
-/// As [`print_raw`].
+/// If the reader has closed the output; see [`is_broken_pipe`].
 pub(crate) fn print_value(value: &impl Serialize, format: StructuredFormat) -> anyhow::Result<()> {
-    print_raw(&serialize(value, format)?)
+    print_raw(&format_value(value, format)?)
 }
 
 /// Writes a value as indented JSON to standard output, for commands without other formats.
 ///
 /// # Errors
-/// As [`print_raw`].
+/// If the reader has closed the output; see [`is_broken_pipe`].
 pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     print_value(value, StructuredFormat::Json)
 }
 
-fn serialize(value: &impl Serialize, format: StructuredFormat) -> anyhow::Result<String> {
+fn format_value(value: &impl Serialize, format: StructuredFormat) -> anyhow::Result<String> {
     let text = match format {
         StructuredFormat::Json => serde_json::to_string_pretty(value)?,
-        StructuredFormat::Yaml => yaml::write(&serde_json::to_value(value)?),
+        StructuredFormat::Yaml => yaml::write_document(&serde_json::to_value(value)?),
     };
     Ok(escape_json(&text))
 }
@@ -189,7 +189,8 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Returns a cell's text without terminal control characters: some cells come from other machines.
+/// Returns a cell's text without terminal control characters, because some cells come from other machines; a
+/// dash for an empty cell.
 pub(crate) fn escape_cell(cell: &str) -> String {
     match cell {
         "" => "-".to_owned(),

@@ -9,19 +9,20 @@ use anyhow::bail;
 /// The state of the search for free ports: no port is found twice.
 #[derive(Debug)]
 pub(crate) struct PortSearch {
-    next: Cell<u16>,
+    next_port: Cell<u16>,
     /// The first port of the kernel's ephemeral range.
-    end: u16,
+    range_end: u16,
 }
 
 impl PortSearch {
     /// Creates a search. Concurrent processes start their searches at different ports.
     pub(crate) fn new() -> Self {
         let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
-        let end = range.ok().and_then(|range| range.split_whitespace().next()?.parse().ok());
-        let end = end.unwrap_or(EPHEMERAL_PORT_FIRST).max(PORT_FIRST + 1);
-        let offset = std::process::id().wrapping_mul(SEARCH_STRIDE) % u32::from(end - PORT_FIRST);
-        Self { next: Cell::new(PORT_FIRST + u16::try_from(offset).unwrap_or(0)), end }
+        let range_end = range.ok().and_then(|range| range.split_whitespace().next()?.parse().ok());
+        let range_end = range_end.unwrap_or(FIRST_EPHEMERAL_PORT).max(FIRST_PORT + 1);
+        let offset =
+            std::process::id().wrapping_mul(SEARCH_STRIDE) % u32::from(range_end - FIRST_PORT);
+        Self { next_port: Cell::new(FIRST_PORT + u16::try_from(offset).unwrap_or(0)), range_end }
     }
 
     /// Returns a port without a listener that the kernel will not assign to a client before its owner starts.
@@ -29,14 +30,14 @@ impl PortSearch {
     /// # Errors
     /// If no port is free.
     pub(crate) fn find_free(&self) -> anyhow::Result<u16> {
-        for _ in PORT_FIRST..self.end {
-            let port = self.next.get();
-            self.next.set(if port + 1 < self.end { port + 1 } else { PORT_FIRST });
+        for _ in FIRST_PORT..self.range_end {
+            let port = self.next_port.get();
+            self.next_port.set(if port + 1 < self.range_end { port + 1 } else { FIRST_PORT });
             if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
                 return Ok(port);
             }
         }
-        bail!("no free loopback port from {PORT_FIRST} to {}", self.end)
+        bail!("no free loopback port from {FIRST_PORT} to {}", self.range_end)
     }
 }
 
@@ -66,12 +67,12 @@ impl<'a> ChosenPorts<'a> {
         Ok(port)
     }
 
-    /// Returns the port of a role that already has one.
-    pub(crate) fn known_port(&self, role: &str) -> Option<u16> {
+    /// Returns the port of a role, if it already has one.
+    pub(crate) fn assigned_port(&self, role: &str) -> Option<u16> {
         self.ports_by_role.get(role).copied()
     }
 
-    /// Assigns the port of another role.
+    /// Assigns the port of another role to this one as well.
     pub(crate) fn share_port(&mut self, role: &str, port: u16) {
         self.ports_by_role.insert(role.to_owned(), port);
     }
@@ -79,16 +80,16 @@ impl<'a> ChosenPorts<'a> {
     /// Returns the loopback address of a role.
     ///
     /// # Errors
-    /// As [`ChosenPorts::port_for`].
+    /// If no port is free.
     pub(crate) fn address_for(&mut self, role: &str) -> anyhow::Result<SocketAddr> {
         Ok((Ipv4Addr::LOCALHOST, self.port_for(role)?).into())
     }
 }
 
 /// The first port of a search, above the ports of common services.
-const PORT_FIRST: u16 = 18_000;
-/// The start of Linux's default ephemeral range.
-const EPHEMERAL_PORT_FIRST: u16 = 32_768;
+const FIRST_PORT: u16 = 18_000;
+/// The first port of Linux's default ephemeral range.
+const FIRST_EPHEMERAL_PORT: u16 = 32_768;
 /// The distance between the first ports of processes with consecutive IDs; more ports than one search takes.
 const SEARCH_STRIDE: u32 = 64;
 
@@ -103,12 +104,12 @@ mod tests {
     fn ports_in_use_are_skipped_and_no_port_is_found_twice() {
         let _lock = TEST_LOCK.lock();
         let search = PortSearch::new();
-        let first = search.find_free().unwrap();
-        let next_port = if first + 1 < search.end { first + 1 } else { PORT_FIRST };
-        let _taken = TcpListener::bind((Ipv4Addr::LOCALHOST, next_port));
-        let second = search.find_free().unwrap();
-        assert!(second != first && second != next_port);
-        assert!((PORT_FIRST..search.end).contains(&second));
+        let first_port = search.find_free().unwrap();
+        let next_port = if first_port + 1 < search.range_end { first_port + 1 } else { FIRST_PORT };
+        let _occupied = TcpListener::bind((Ipv4Addr::LOCALHOST, next_port));
+        let second_port = search.find_free().unwrap();
+        assert!(second_port != first_port && second_port != next_port);
+        assert!((FIRST_PORT..search.range_end).contains(&second_port));
     }
 
     #[test]
@@ -116,12 +117,12 @@ mod tests {
         let _lock = TEST_LOCK.lock();
         let search = PortSearch::new();
         let mut ports = ChosenPorts::new(&search);
-        let (listener_kind, link) =
+        let (entry_port, link_port) =
             (ports.port_for("entry").unwrap(), ports.port_for("link").unwrap());
-        assert_ne!(listener_kind, link);
-        assert_eq!(ports.port_for("entry").unwrap(), listener_kind);
-        let _taken = TcpListener::bind((Ipv4Addr::LOCALHOST, link)).unwrap();
+        assert_ne!(entry_port, link_port);
+        assert_eq!(ports.port_for("entry").unwrap(), entry_port);
+        let _occupied = TcpListener::bind((Ipv4Addr::LOCALHOST, link_port)).unwrap();
         let mut other_ports = ChosenPorts::new(&search);
-        assert!(![listener_kind, link].contains(&other_ports.port_for("entry").unwrap()));
+        assert!(![entry_port, link_port].contains(&other_ports.port_for("entry").unwrap()));
     }
 }

@@ -108,7 +108,7 @@ pub(crate) async fn run_proxy(
     let health = proxy.health_address().map(|health| health.to_string());
     tracing::info!(%workload, %admin, health, access = interception, "the sidecar starts");
     let (listeners, in_flight) = (proxy.open_listeners(), proxy.requests_in_flight());
-    let stop = stop::after_drain_delay(signals, drain_delay, proxy.drain_starter());
+    let stop = stop::wait_for_drain_delay(signals, drain_delay, proxy.drain_starter());
     let sources = ReportSources { listeners, admin, in_flight, application };
     let reports = report::report_listeners(sources, is_supervised)?;
     // Reports end with the proxy: closed listeners are not reported.

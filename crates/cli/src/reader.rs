@@ -22,7 +22,7 @@ pub(crate) async fn wait_until_reader_closed() {
     }
 }
 
-/// Resolves when the other end of an output is closed. Files have none.
+/// Resolves when the other end of an output is closed; never for a file, which has no other end.
 #[allow(
     deprecated,
     reason = "the successor is unsafe; the descriptor stays open as long as it is watched"
@@ -92,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// Longer than any machine stalls, so that a test fails instead of hanging.
+    /// The timeout of each wait: a test fails instead of hanging.
     const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
     /// Polls a few times, processing system events in between.

@@ -50,7 +50,7 @@ pub(crate) struct RedirectArgs {
     verify: bool,
 }
 
-/// The options alone.
+/// The command line of the options, without the other commands of `leno`.
 #[derive(Debug, Parser)]
 struct CommandLine {
     #[command(flatten)]
@@ -62,7 +62,7 @@ impl RedirectArgs {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         self.check_options()?;
         if self.verify {
-            verify::verify()?;
+            verify::verify_redirection()?;
         } else if self.dry_run {
             print!("{}", rules::to_text(&self.build_chains()));
         } else {
@@ -80,7 +80,7 @@ impl RedirectArgs {
     /// Parses options from a list of arguments.
     ///
     /// # Errors
-    /// If they are not options of this command.
+    /// If the arguments are not valid options of this command.
     pub(crate) fn from_options(arguments: &[String]) -> anyhow::Result<Self> {
         let arguments = std::iter::once("redirect").chain(arguments.iter().map(String::as_str));
         let parsed = CommandLine::try_parse_from(arguments);
@@ -102,29 +102,33 @@ impl RedirectArgs {
     /// Replaces the rules of the current thread's network namespace atomically.
     ///
     /// # Errors
-    /// If the kernel rejects them; the previous rules stay in force.
+    /// If the kernel rejects the rules; the previous rules stay active.
     pub(crate) fn replace_rules(&self) -> anyhow::Result<()> {
         nftables::replace_table(&self.build_chains()).context("the connections are not redirected")
     }
 
     fn build_chains(&self) -> [NftChain; 2] {
-        [self.outbound_chain(), self.inbound_chain()]
+        [self.build_outbound_chain(), self.build_inbound_chain()]
     }
 
-    /// Redirects outbound TCP connections to the sidecar, except the sidecar's own, those within the namespace,
-    /// and exclusions. The probe connection of `--verify` takes precedence.
-    fn outbound_chain(&self) -> NftChain {
-        let mut rules = vec![return_rule(NftMatch::Uid(self.uid))];
+    /// Builds the chain that redirects outbound TCP connections to the sidecar, except the sidecar's own, those within
+    /// the namespace, and exclusions. The probe connection of `--verify` takes precedence.
+    fn build_outbound_chain(&self) -> NftChain {
+        let mut rules = vec![build_return_rule(NftMatch::Uid(self.uid))];
         rules.extend(verify::UNUSED_ADDRESSES.map(|address| NftRule {
             matches: vec![
-                NftMatch::DestinationRange(CidrRange::single_address(address)),
+                NftMatch::DestinationRange(CidrRange::from_address(address)),
                 NftMatch::TcpPort(verify::DISCARD_PORT),
             ],
             verdict: NftVerdict::Redirect(OUTBOUND_PORT),
         }));
-        rules.push(return_rule(NftMatch::OutputInterface(LOOPBACK.to_owned())));
+        rules.push(build_return_rule(NftMatch::OutputInterface(LOOPBACK.to_owned())));
         rules.extend(
-            self.exclude_interfaces.iter().cloned().map(NftMatch::OutputInterface).map(return_rule),
+            self.exclude_interfaces
+                .iter()
+                .cloned()
+                .map(NftMatch::OutputInterface)
+                .map(build_return_rule),
         );
         if self.dns {
             rules.extend([NftMatch::UdpPort(DNS_PORT), NftMatch::TcpPort(DNS_PORT)].map(
@@ -135,14 +139,18 @@ impl RedirectArgs {
             ));
         }
         rules.extend(
-            self.exclude_outbound_ports.iter().copied().map(NftMatch::TcpPort).map(return_rule),
+            self.exclude_outbound_ports
+                .iter()
+                .copied()
+                .map(NftMatch::TcpPort)
+                .map(build_return_rule),
         );
         rules.extend(
             self.exclude_outbound_ranges
                 .iter()
                 .copied()
                 .map(NftMatch::DestinationRange)
-                .map(return_rule),
+                .map(build_return_rule),
         );
         let redirect = |destination: Option<NftMatch>| NftRule {
             matches: destination.into_iter().chain([NftMatch::Tcp]).collect(),
@@ -157,22 +165,26 @@ impl RedirectArgs {
         NftChain { hook: NetfilterHook::Output, rules }
     }
 
-    /// Redirects inbound TCP connections to the sidecar, except those from inside the namespace, those to the
-    /// sidecar's health listener, and exclusions.
-    fn inbound_chain(&self) -> NftChain {
-        let mut rules = vec![return_rule(NftMatch::InputInterface(LOOPBACK.to_owned()))];
+    /// Builds the chain that redirects inbound TCP connections to the sidecar, except those from inside the namespace,
+    /// those to the sidecar's health listener, and exclusions.
+    fn build_inbound_chain(&self) -> NftChain {
+        let mut rules = vec![build_return_rule(NftMatch::InputInterface(LOOPBACK.to_owned()))];
         rules.extend(
-            self.exclude_interfaces.iter().cloned().map(NftMatch::InputInterface).map(return_rule),
+            self.exclude_interfaces
+                .iter()
+                .cloned()
+                .map(NftMatch::InputInterface)
+                .map(build_return_rule),
         );
         let ports = std::iter::once(HEALTH_PORT).chain(self.exclude_inbound_ports.iter().copied());
-        rules.extend(ports.map(NftMatch::TcpPort).map(return_rule));
+        rules.extend(ports.map(NftMatch::TcpPort).map(build_return_rule));
         let verdict = NftVerdict::Redirect(INBOUND_PORT);
         rules.push(NftRule { matches: vec![NftMatch::Tcp], verdict });
         NftChain { hook: NetfilterHook::Prerouting, rules }
     }
 }
 
-fn return_rule(condition: NftMatch) -> NftRule {
+fn build_return_rule(condition: NftMatch) -> NftRule {
     NftRule { matches: vec![condition], verdict: NftVerdict::Return }
 }
 
@@ -188,6 +200,7 @@ fn parse_interface(text: &str) -> Result<String, String> {
     }
 }
 
+/// The name of the loopback interface.
 const LOOPBACK: &str = "lo";
 /// The DNS port (RFC 1035 section 4.2).
 const DNS_PORT: u16 = 53;

@@ -15,7 +15,7 @@ use leno_registry::closest_word;
 use serde_json::{Value, json};
 
 use crate::cluster::ClusterSearchArgs;
-use crate::data_directory::DataArgs;
+use crate::data_directory::DataDirectoryArgs;
 use crate::get::{MeshSocket, parse_response};
 use crate::output::{self, Listing, ListingColumn, OutputFormat};
 
@@ -33,7 +33,7 @@ pub(crate) struct RevokeArgs {
     #[arg(long, requires = "workload")]
     undo: bool,
     #[command(flatten)]
-    data: DataArgs,
+    data: DataDirectoryArgs,
     /// Directory shared by the control planes of the mesh [default: the data directory]
     #[arg(long, value_name = "DIR", conflicts_with = "kubernetes")]
     shared: Option<PathBuf>,
@@ -50,14 +50,14 @@ pub(crate) struct RevokeArgs {
     output: OutputFormat,
 }
 
-/// The change to a workload.
+/// The requested change to a workload's membership.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RevocationChange {
     Revoke,
     Undo,
 }
 
-/// The result of a change.
+/// The result of a change, or of a listing.
 struct RevocationResult {
     /// All revoked workloads after the change.
     revoked: BTreeSet<RevokedWorkload>,
@@ -117,7 +117,7 @@ impl RevokeArgs {
             return;
         };
         let names: Vec<&str> = workloads.iter().map(|workload| workload.name.as_str()).collect();
-        if let Some(warning) = unknown_warning(&workload.to_string(), &names) {
+        if let Some(warning) = describe_unknown_workload(&workload.to_string(), &names) {
             eprintln!("warning: {}", self.data.add_data_option(&warning));
         }
     }
@@ -145,7 +145,7 @@ impl RevokeArgs {
         if let Some(format) = self.output.structured_format() {
             let revoked: Vec<Value> = outcome.revoked.iter().map(to_json).collect();
             let changed = outcome.changed.as_ref().map(|(selected, changed)| {
-                json!({ "workload": selected.workload.to_string(), "uid": uid_text(selected), "changed": changed })
+                json!({ "workload": selected.workload.to_string(), "uid": format_uid(selected), "changed": changed })
             });
             return output::print_value(&json!({ "change": changed, "revoked": revoked }), format);
         }
@@ -154,7 +154,7 @@ impl RevokeArgs {
             for workload in &outcome.revoked {
                 listing.add_row([
                     workload.workload.to_string(),
-                    uid_text(workload).unwrap_or_default(),
+                    format_uid(workload).unwrap_or_default(),
                 ]);
             }
             return output::print_raw(&listing.render(self.output));
@@ -164,7 +164,7 @@ impl RevokeArgs {
 }
 
 /// Returns the warning about an unknown workload name.
-fn unknown_warning(workload: &str, names: &[&str]) -> Option<String> {
+fn describe_unknown_workload(workload: &str, names: &[&str]) -> Option<String> {
     if names.contains(&workload) {
         return None;
     }
@@ -178,12 +178,14 @@ fn unknown_warning(workload: &str, names: &[&str]) -> Option<String> {
 
 /// Returns the workload with the most similar name, or with the same name in another namespace.
 pub(crate) fn nearest_name<'a>(workload: &str, names: &[&'a str]) -> Option<&'a str> {
-    let same_name = || {
+    let find_same_name = || {
         let (_, name) = workload.split_once('/')?;
-        let has_name = |known: &&str| known.split_once('/').is_some_and(|(_, known)| known == name);
+        let has_name = |candidate: &&str| {
+            candidate.split_once('/').is_some_and(|(_, candidate)| candidate == name)
+        };
         names.iter().copied().find(has_name)
     };
-    closest_word(workload, names).or_else(same_name)
+    closest_word(workload, names).or_else(find_same_name)
 }
 
 fn describe_change(selected: &RevokedWorkload, change: RevocationChange, changed: bool) -> String {
@@ -207,10 +209,10 @@ fn describe_change(selected: &RevokedWorkload, change: RevocationChange, changed
 }
 
 fn to_json(revoked: &RevokedWorkload) -> Value {
-    json!({ "workload": revoked.workload.to_string(), "uid": uid_text(revoked) })
+    json!({ "workload": revoked.workload.to_string(), "uid": format_uid(revoked) })
 }
 
-fn uid_text(revoked: &RevokedWorkload) -> Option<String> {
+fn format_uid(revoked: &RevokedWorkload) -> Option<String> {
     revoked.uid.as_ref().map(ToString::to_string)
 }
 
@@ -241,7 +243,7 @@ mod tests {
             ("other/stock-1", Some("did you mean shop/stock-1?")),
             ("shop/nosuch", Some("`leno get workloads`")),
         ] {
-            let warning = unknown_warning(name, &names);
+            let warning = describe_unknown_workload(name, &names);
             assert_eq!(warning.is_some(), hint.is_some(), "{name}");
             let text = warning.unwrap_or_default();
             assert!(text.contains(hint.unwrap_or_default()), "{text}");

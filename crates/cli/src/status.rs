@@ -8,7 +8,7 @@ use leno_control::findings::{Finding, FindingInputs, Severity, collect_findings}
 use leno_identity::quote_path;
 use serde::Serialize;
 
-use crate::data_directory::{DataArgs, has_mesh_run};
+use crate::data_directory::{DataDirectoryArgs, has_mesh_run};
 use crate::explain::ExplainFormat;
 use crate::figures::{format_count, format_rate};
 use crate::get::{MeshSocket, describe_scope};
@@ -20,7 +20,7 @@ use crate::output::escape_cell;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
-    data: DataArgs,
+    data: DataDirectoryArgs,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: ExplainFormat,
@@ -50,7 +50,7 @@ impl StatusArgs {
                     for finding in &mut findings {
                         finding.hint = self.data.add_data_option(&finding.hint);
                     }
-                    let text = render_status(&inputs, &findings, &self.data.option_hint());
+                    let text = render_status(&inputs, &findings, &self.data.data_option());
                     (HealthVerdict::from_findings(findings, Some(inputs.status)), text)
                 }
                 Err(error) => {
@@ -108,10 +108,11 @@ fn format_finding(finding: &Finding) -> String {
     format!("  {symbol} {}\n      {}\n", escape_cell(&finding.message), escape_cell(&finding.hint))
 }
 
-fn render_status(inputs: &FindingInputs, findings: &[Finding], hint: &str) -> String {
+fn render_status(inputs: &FindingInputs, findings: &[Finding], data_option: &str) -> String {
     let status = &inputs.status;
-    let problems = findings.iter().filter(|finding| finding.severity == Severity::Problem).count();
-    let verdict = match problems {
+    let problem_count =
+        findings.iter().filter(|finding| finding.severity == Severity::Problem).count();
+    let verdict = match problem_count {
         0 => "healthy".to_owned(),
         1 => "1 problem".to_owned(),
         count => format!("{count} problems"),
@@ -134,7 +135,8 @@ fn render_status(inputs: &FindingInputs, findings: &[Finding], hint: &str) -> St
     }
     match &status.page {
         Some(page) => text.push_str(&format!("  page: {page}\n")),
-        None => text.push_str(&format!("  more: leno get proxies{hint}, leno top{hint}\n")),
+        None => text
+            .push_str(&format!("  more: leno get proxies{data_option}, leno top{data_option}\n")),
     }
     text
 }

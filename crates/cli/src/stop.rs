@@ -26,7 +26,7 @@ pub(crate) fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
     let mut quit = catch_signal(SignalKind::quit())?;
     let mut power = catch_signal(SignalKind::from_raw(SIGPWR))?;
     let mut cpu_limit = catch_signal(SignalKind::from_raw(SIGXCPU))?;
-    let mut hangups = Hangups::new()?;
+    let mut hangup = ReloadSignal::new()?;
     Ok(async move {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -34,17 +34,17 @@ pub(crate) fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
             _ = quit.recv() => {}
             _ = power.recv() => {}
             _ = cpu_limit.recv() => {}
-            () = hangups.next(TerminalState::Closed) => {}
+            () = hangup.wait_for_hangup(TerminalState::Closed) => {}
         }
     })
 }
 
-/// Ends this process shortly after SIGTERM or SIGINT, or after its lifetime, even while its only thread is
-/// blocked on writing output. `restore` must not block.
+/// Exits shortly after a stop signal, or after `lifetime`, even while the main thread is blocked on writing output.
+/// Calls `restore` before the exit, which must not block.
 ///
 /// # Errors
 /// If the signals cannot be caught, or no thread can be created.
-pub(crate) fn end_when_blocked(restore: fn(), lifetime: Option<Duration>) -> anyhow::Result<()> {
+pub(crate) fn exit_when_blocked(restore: fn(), lifetime: Option<Duration>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let runtime_guard = runtime.enter();
     let stop = stop_signal()?;
@@ -62,7 +62,7 @@ pub(crate) fn end_when_blocked(restore: fn(), lifetime: Option<Duration>) -> any
                 () = stop => {}
                 () = expired => {}
             }
-            // A thread that is not blocked ends the process first.
+            // A main thread that is not blocked exits first.
             tokio::time::sleep(BLOCKED_EXIT_DELAY).await;
         });
         restore();
@@ -71,10 +71,10 @@ pub(crate) fn end_when_blocked(restore: fn(), lifetime: Option<Duration>) -> any
     Ok(())
 }
 
-/// Resolves at SIGQUIT: stop without draining.
+/// Resolves at SIGQUIT, which requests a stop without draining.
 ///
 /// # Errors
-/// As [`stop_signal`].
+/// If the signal cannot be caught.
 pub(crate) fn quit_signal() -> anyhow::Result<impl Future<Output = ()>> {
     let mut quit = catch_signal(SignalKind::quit())?;
     Ok(async move {
@@ -84,7 +84,7 @@ pub(crate) fn quit_signal() -> anyhow::Result<impl Future<Output = ()>> {
 
 /// Resolves after `first_signal` and then `drain_delay`, or at a second signal. Calls `on_first_signal` at the first
 /// signal.
-pub(crate) async fn after_drain_delay(
+pub(crate) async fn wait_for_drain_delay(
     first_signal: impl Future<Output = ()>,
     drain_delay: Duration,
     on_first_signal: impl FnOnce(),
@@ -101,7 +101,7 @@ pub(crate) async fn after_drain_delay(
 /// A receiver of SIGHUP, which has two senders: an operator or log rotation to request a reload, and the kernel when
 /// a terminal closes.
 #[derive(Debug)]
-pub(crate) struct Hangups {
+pub(crate) struct ReloadSignal {
     signal: Signal,
     had_terminal: bool,
 }
@@ -113,21 +113,22 @@ enum TerminalState {
     Closed,
 }
 
-impl Hangups {
+impl ReloadSignal {
     /// Catches SIGHUP from now on.
     ///
     /// # Errors
-    /// As [`stop_signal`].
+    /// If the signal cannot be caught.
     pub(crate) fn new() -> anyhow::Result<Self> {
         Ok(Self { signal: catch_signal(SignalKind::hangup())?, had_terminal: has_terminal() })
     }
 
     /// Waits for a reload request.
     pub(crate) async fn wait_for_reload(&mut self) {
-        self.next(TerminalState::OpenOrNone).await;
+        self.wait_for_hangup(TerminalState::OpenOrNone).await;
     }
 
-    async fn next(&mut self, expected: TerminalState) {
+    /// Waits for a SIGHUP while the terminal is in the expected state.
+    async fn wait_for_hangup(&mut self, expected: TerminalState) {
         while self.signal.recv().await.is_some() {
             let terminal = match self.had_terminal && !has_terminal() {
                 true => TerminalState::Closed,
@@ -152,7 +153,7 @@ fn has_terminal() -> bool {
         || std::io::stderr().is_terminal()
 }
 
-/// The time for a command to end by itself after a signal.
+/// The time for a command to exit by itself after a signal.
 const BLOCKED_EXIT_DELAY: Duration = Duration::from_secs(1);
 /// The exit status of a command ended by a signal, as shells report it for SIGINT.
 const EXIT_INTERRUPTED: i32 = 130;

@@ -10,7 +10,7 @@ use leno_control::status::{ServiceStatus, Status};
 use leno_model::{MAX_TAP_PER_SECOND, ServiceAccount, ServiceName, StatusRange};
 use serde_json::Value;
 
-use crate::data_directory::DataArgs;
+use crate::data_directory::DataDirectoryArgs;
 use crate::duration::{format_duration, parse_positive};
 use crate::get::{MeshSocket, parse_response};
 use crate::output::{self, escape_cell, escape_json};
@@ -61,7 +61,7 @@ pub(crate) struct TapArgs {
     #[arg(short, long, value_enum, default_value_t = TapFormat::Table)]
     output: TapFormat,
     #[command(flatten)]
-    data: DataArgs,
+    data: DataDirectoryArgs,
 }
 
 /// The sidecars that report.
@@ -87,14 +87,14 @@ enum TapFormat {
 }
 
 impl TapArgs {
-    /// Prints requests until a signal or the count ends it.
+    /// Prints requests until a signal, the count or the duration ends the tap.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(self.follow())?;
+        runtime.block_on(self.follow_requests())?;
         Ok(ExitCode::SUCCESS)
     }
 
-    async fn follow(&self) -> anyhow::Result<()> {
+    async fn follow_requests(&self) -> anyhow::Result<()> {
         let mesh = MeshSocket::from_data(&self.data.path()?);
         let Some(service) = &self.service else {
             return open_page(&mesh).await;
@@ -102,7 +102,7 @@ impl TapArgs {
         check_service_exists(&mesh, service).await?;
         mesh.print_scope().await;
         let stop = stop::stop_signal()?;
-        stop::end_when_blocked(|| {}, Some(self.duration))?;
+        stop::exit_when_blocked(|| {}, Some(self.duration))?;
         let mut tap_output = TapOutput { output: self.output, remaining: self.count, dropped: 0 };
         if self.output == TapFormat::Table {
             tap_output.print_line(&HEADER.map(str::to_owned).join("  "))?;
@@ -180,11 +180,12 @@ async fn open_page(mesh: &MeshSocket) -> anyhow::Result<()> {
     }
 }
 
-/// The output state.
+/// Prints requests, and counts those that were dropped.
 struct TapOutput {
     output: TapFormat,
     /// Requests left to print; unlimited if absent.
     remaining: Option<u64>,
+    /// Requests that sidecars did not report, because of the rate limit.
     dropped: u64,
 }
 
@@ -223,27 +224,27 @@ impl TapOutput {
 
 /// Formats a request for people.
 fn format_request(record: &Value) -> String {
-    let text = |name: &str| escape_cell(record[name].as_str().unwrap_or_default());
-    let start_time = text("start_time");
+    let cell = |name: &str| escape_cell(record[name].as_str().unwrap_or_default());
+    let start_time = cell("start_time");
     let time = start_time.split('T').nth(1).unwrap_or(&start_time);
     let time: String = time.trim_end_matches('Z').chars().take(12).collect();
     let duration = record["duration"].as_f64().unwrap_or_default();
     let (method, path) = match record["protocol"].as_str() {
-        Some("tcp") => ("TCP".to_owned(), text("upstream_host")),
-        _ => (text("method"), text("path")),
+        Some("tcp") => ("TCP".to_owned(), cell("upstream_host")),
+        _ => (cell("method"), cell("path")),
     };
     let status = record["response_code"].as_u64().filter(|status| *status != 0);
     let status = status.map_or_else(|| "-".to_owned(), |status| status.to_string());
     let peer = match record["direction"].as_str() {
-        Some("inbound") => text("peer"),
-        _ => text("upstream_host"),
+        Some("inbound") => cell("peer"),
+        _ => cell("upstream_host"),
     };
-    let reason = match text("response_code_details") {
-        reason if reason == "-" => text("grpc_status"),
+    let reason = match cell("response_code_details") {
+        reason if reason == "-" => cell("grpc_status"),
         reason => reason,
     };
-    let direction = text("direction");
-    let workload = text("workload");
+    let direction = cell("direction");
+    let workload = cell("workload");
     format!(
         "{time:<12}  {workload:<28}  {direction:<9}  {peer:<26}  {status:>6}  {duration:>9.3}  \
          {reason:<18}  {method} {path}"

@@ -10,7 +10,7 @@ use clap::Args;
 use leno_identity::JoinBundle;
 use leno_model::WorkloadName;
 
-use crate::data_directory::DataArgs;
+use crate::data_directory::DataDirectoryArgs;
 use crate::duration::parse_positive;
 use crate::get::MeshSocket;
 use crate::output;
@@ -23,7 +23,7 @@ pub(crate) struct TokenArgs {
     #[arg(value_name = "NAMESPACE/NAME")]
     workload: WorkloadName,
     #[command(flatten)]
-    data: DataArgs,
+    data: DataDirectoryArgs,
     /// Token lifetime [default: as configured at mesh start, 10m]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     ttl: Option<Duration>,
@@ -41,7 +41,7 @@ impl TokenArgs {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let mut bundle = runtime.block_on(self.request_token())?;
         if !self.control.is_empty() {
-            bundle.control = self.control;
+            bundle.control_addresses = self.control;
         }
         match &self.out {
             None => output::print_raw(&bundle.render())?,
@@ -54,7 +54,7 @@ impl TokenArgs {
                 );
             }
         }
-        if bundle.control.is_empty() {
+        if bundle.control_addresses.is_empty() {
             eprintln!(
                 "warning: the token has no control plane address; pass --control here or to `leno proxy`"
             );

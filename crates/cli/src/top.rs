@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use leno_control::status::{Status, TrafficStatus};
 
-use crate::data_directory::DataArgs;
+use crate::data_directory::DataDirectoryArgs;
 use crate::duration::parse_positive;
 use crate::get::{MeshSocket, describe_scope};
 use crate::output::{self, OutputFormat};
@@ -34,7 +34,7 @@ pub(crate) struct TopArgs {
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_positive)]
     interval: Duration,
     #[command(flatten)]
-    data: DataArgs,
+    data: DataDirectoryArgs,
     /// Output format with --once; `json` and `yaml` imply --once
     #[arg(short, long, value_enum, default_value_t)]
     output: OutputFormat,
@@ -66,44 +66,44 @@ impl TopArgs {
 
     async fn show(self) -> anyhow::Result<()> {
         let mesh = MeshSocket::from_data(&self.data.path()?);
-        let mut view = query_view(&mesh).await?;
-        view.sort(self.sort);
+        let mut content = query_content(&mesh).await?;
+        content.sort(self.sort);
         if let Some(format) = self.output.structured_format() {
-            return output::print_value(&view.traffic, format);
+            return output::print_value(&content.traffic, format);
         }
         if (self.once || !std::io::stdout().is_terminal())
-            && let Some(scope) = describe_scope(&view.status)
+            && let Some(scope) = describe_scope(&content.status)
         {
             log::print_to_stderr(&scope);
         }
         if self.once || !std::io::stdout().is_terminal() {
-            return output::print_raw(&screen::render_all(&view, self.output));
+            return output::print_raw(&screen::render_all(&content, self.output));
         }
-        self.run_live(&mesh, view).await
+        self.run_live(&mesh, content).await
     }
 
     /// Runs the live table. All waiting happens here; `screen` decides the content.
-    async fn run_live(&self, mesh: &MeshSocket, mut view: ScreenContent) -> anyhow::Result<()> {
+    async fn run_live(&self, mesh: &MeshSocket, mut content: ScreenContent) -> anyhow::Result<()> {
         let stop = stop::stop_signal()?;
         tokio::pin!(stop);
         let reader_closed = reader::wait_until_reader_closed();
         tokio::pin!(reader_closed);
         let terminal =
             LiveTerminal::enter_live_mode().context("cannot use the terminal; try --once")?;
-        stop::end_when_blocked(LiveTerminal::restore, None)?;
+        stop::exit_when_blocked(LiveTerminal::restore, None)?;
         let mut keys = terminal.read_keys()?;
         let style =
             |order| ScreenStyle { order, use_color: std::env::var_os("NO_COLOR").is_none() };
         let mut order = self.sort;
-        let next_view = || async {
+        let query_next_content = || async {
             tokio::time::sleep(self.interval).await;
-            query_view(mesh).await
+            query_content(mesh).await
         };
-        let mut refresh = Box::pin(next_view());
+        let mut refresh = Box::pin(query_next_content());
         loop {
             let (columns, rows) = terminal.size();
             terminal.draw(&screen::render_screen(
-                &view,
+                &content,
                 ScreenSize { columns, rows },
                 style(order),
             ))?;
@@ -114,28 +114,28 @@ impl TopArgs {
                     Some(PressedKey::Quit) | None => return Ok(()),
                     Some(PressedKey::Sort(new_order)) => {
                         order = new_order;
-                        view.sort(order);
+                        content.sort(order);
                     }
                     Some(PressedKey::Other) => {}
                 },
                 // A key press does not wait for a response.
                 outcome = &mut refresh => {
                     match outcome {
-                        Ok(new_view) => {
-                            view = new_view;
-                            view.sort(order);
+                        Ok(new_content) => {
+                            content = new_content;
+                            content.sort(order);
                         }
                         // The control plane may be restarting: the last view stays, marked as stale.
-                        Err(error) => view.error = Some(output::format_error(&error)),
+                        Err(error) => content.error = Some(output::format_error(&error)),
                     }
-                    refresh.set(next_view());
+                    refresh.set(query_next_content());
                 }
             }
         }
     }
 }
 
-async fn query_view(mesh: &MeshSocket) -> anyhow::Result<ScreenContent> {
+async fn query_content(mesh: &MeshSocket) -> anyhow::Result<ScreenContent> {
     let status: Status =
         serde_json::from_value(mesh.query_json("/status").await?).context(UNPARSABLE_RESPONSE)?;
     let traffic: TrafficStatus =

@@ -2,9 +2,9 @@
 
 mod application;
 mod child;
+mod command_builder;
 mod console;
 pub(crate) mod descendants;
-mod launcher;
 mod local_mesh;
 mod local_workloads;
 mod netns;
@@ -71,7 +71,7 @@ pub(crate) struct UpArgs {
     #[arg(long, help_heading = "Network namespaces", conflicts_with_all = ["file", "netns"])]
     clean: bool,
     #[command(flatten)]
-    namespaces: netns::NetnsOptions,
+    netns_options: netns::NetnsOptions,
 }
 
 impl UpArgs {
@@ -80,15 +80,15 @@ impl UpArgs {
         if self.clean {
             return self.remove_leftovers();
         }
-        let open_files = limits::raise_open_files();
+        let open_file_limit = limits::raise_open_files();
         let options = LocalMeshOptions {
             access_log: self.access_log.clone(),
             limits: self.limits.clone(),
             drain_timeout: self.drain_timeout,
             log_level,
-            open_files,
-            netns: self.netns.then(|| self.namespaces.clone()),
-            output: OutputStream::Out,
+            open_file_limit,
+            netns: self.netns.then(|| self.netns_options.clone()),
+            output: OutputStream::Stdout,
         };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -106,7 +106,7 @@ impl UpArgs {
             if let Some(claimed) = ClaimedDataDirectory::claim_unless_used(data)? {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
                 let ended_processes =
-                    runtime.block_on(process_groups::end_leftovers(claimed.path()));
+                    runtime.block_on(process_groups::stop_leftovers(claimed.path()));
                 lines.extend(
                     ended_processes
                         .iter()
@@ -125,26 +125,26 @@ impl UpArgs {
 
     async fn serve(self, options: LocalMeshOptions) -> anyhow::Result<()> {
         let (stop, quit) = (stop::stop_signal()?, stop::quit_signal()?);
-        let mut hangups = stop::Hangups::new()?;
-        descendants::adopt_orphans()?;
+        let mut reload_signal = stop::ReloadSignal::new()?;
+        descendants::become_subreaper()?;
         tokio::pin!(stop);
         let data = ClaimedDataDirectory::claim(self.mesh.data.path()?)?;
         self.manifests.check_manifests()?;
         let files = self.manifests.file.clone();
         let config = self.mesh.config(data.path().to_owned(), self.listen, files);
         let mut mesh = LocalMesh::start(config, data, options).await?;
-        let hint = self.mesh.data.option_hint();
+        let data_option = self.mesh.data.data_option();
         let control_ended = mesh.control_ended();
-        let serve_task = async {
-            mesh.wait_until_up(MAX_SUMMARY_WAIT).await;
-            mesh.print_summary(&hint).await;
+        let serve_loop = async {
+            mesh.wait_until_up(SUMMARY_TIMEOUT).await;
+            mesh.print_summary(&data_option).await;
             loop {
-                mesh.supervise_until(hangups.wait_for_reload()).await;
+                mesh.supervise_until(reload_signal.wait_for_reload()).await;
                 mesh.reload();
             }
         };
         let outcome = tokio::select! {
-            never = serve_task => match never {},
+            never = serve_loop => match never {},
             () = &mut stop => Ok(()),
             outcome = control_ended => Err(outcome),
         };
@@ -152,20 +152,20 @@ impl UpArgs {
             "stopping: draining the sidecars, then stopping the applications; a second signal stops immediately"
         );
         let second_signal = stop::stop_signal()?;
-        let runs = mesh.runs();
+        let running_applications = mesh.running_applications();
         let mut shutdown = Box::pin(mesh.stop());
         tokio::select! {
             () = &mut shutdown => return Ok(outcome?),
             () = second_signal => tracing::warn!("stopped without waiting"),
             () = quit => tracing::warn!("SIGQUIT: stopped without waiting"),
         }
-        runs.kill_all(|| drop(shutdown)).await;
+        running_applications.kill_all(|| drop(shutdown)).await;
         Ok(outcome?)
     }
 }
 
-/// The longest wait for all processes before the summary is printed.
-const MAX_SUMMARY_WAIT: Duration = Duration::from_secs(10);
+/// The maximum wait for all processes before the summary is printed.
+const SUMMARY_TIMEOUT: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
 Examples:

@@ -13,10 +13,10 @@ pub(crate) fn wildcard_address() -> IpAddr {
 /// Parses a listen address. `[::]` is the wildcard address, also on a machine without IPv6.
 pub(crate) fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
     let address: SocketAddr = text.parse().map_err(|_| ADDRESS_AND_PORT.to_owned())?;
-    Ok(for_ip_versions(address, has_v6()))
+    Ok(adapt_to_ip_versions(address, has_v6()))
 }
 
-fn for_ip_versions(address: SocketAddr, has_v6: bool) -> SocketAddr {
+fn adapt_to_ip_versions(address: SocketAddr, has_v6: bool) -> SocketAddr {
     match address.ip() == Ipv6Addr::UNSPECIFIED && !has_v6 {
         true => SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())),
         false => address,
@@ -42,8 +42,8 @@ mod tests {
             [("[::]:80", "0.0.0.0:80"), ("[::1]:80", "[::1]:80"), ("192.0.2.1:80", "192.0.2.1:80")]
         {
             let address: SocketAddr = text.parse().unwrap();
-            assert_eq!(for_ip_versions(address, true), address);
-            assert_eq!(for_ip_versions(address, false).to_string(), expected);
+            assert_eq!(adapt_to_ip_versions(address, true), address);
+            assert_eq!(adapt_to_ip_versions(address, false).to_string(), expected);
         }
         assert!(parse_listen_address(":80").unwrap_err().contains("[::]:15010"));
     }

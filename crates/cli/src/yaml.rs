@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 /// Writes an object as a document.
-pub(crate) fn write(object: &Value) -> String {
+pub(crate) fn write_document(object: &Value) -> String {
     let mut text = String::new();
     write_block(object, 0, &mut text);
     // A scalar is a single line.
@@ -17,13 +17,13 @@ pub(crate) fn write(object: &Value) -> String {
 
 /// Writes several objects as a stream of documents.
 pub(crate) fn write_documents(objects: &[Value]) -> String {
-    objects.iter().map(|object| format!("---\n{}", write(object))).collect()
+    objects.iter().map(|object| format!("---\n{}", write_document(object))).collect()
 }
 
 /// Returns the kind and name of an object, for people.
 pub(crate) fn object_name(object: &Value) -> String {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let (kind, name) = (text(&object["kind"]), text(&object["metadata"]["name"]));
+    let text_field = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (kind, name) = (text_field(&object["kind"]), text_field(&object["metadata"]["name"]));
     match object["metadata"]["namespace"].as_str() {
         Some(namespace) => format!("{kind} {namespace}/{name}"),
         None => format!("{kind} {name}"),
@@ -99,7 +99,7 @@ mod tests {
             "list": ["a", 1, {"b": "no", "c": [["x"], {}]}, []],
             "map": {"empty": {}, "path": "/a/[0-9]+", "text": "a: b # c\n\"d\"", "1": "1", "n": null},
         });
-        let text = write(&value);
+        let text = write_document(&value);
         expect_test::expect![[r##"
             kind: A
             list:
@@ -120,7 +120,7 @@ mod tests {
         .assert_eq(&text);
         let values = [json!([]), json!({}), json!(null), json!("no"), json!(-1.5e-9), json!(true)];
         for value in values.iter().chain([&value]) {
-            let text = write(value);
+            let text = write_document(value);
             assert_eq!(&serde_saphyr::from_str::<Value>(&text).unwrap(), value, "{text}");
         }
     }

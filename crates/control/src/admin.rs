@@ -1,4 +1,4 @@
-//! The admin socket: JSON for `leno get` and metrics, on a Unix socket that only its owner can open.
+//! The admin socket: JSON for `leno get`, and metrics, on a Unix socket that only its owner can open.
 
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt};
@@ -55,7 +55,7 @@ pub(crate) type AdminQueries = mpsc::Sender<(AdminQuery, oneshot::Sender<AdminRe
 /// Queries a running control plane through its admin socket; returns the status code and the body.
 ///
 /// # Errors
-/// If no control plane listens there, or the response is incomplete in time or too large.
+/// If no control plane listens there, the response is not complete within 10 s, or it is larger than 64 MiB.
 pub async fn query_admin(socket: &Path, method: &str, path: &str) -> io::Result<(u16, String)> {
     let response = tokio::time::timeout(QUERY_TIMEOUT, query_without_timeout(socket, method, path));
     response.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
@@ -81,7 +81,7 @@ async fn query_without_timeout(
     drive_exchange(connection, exchange, io::Error::other).await
 }
 
-/// Reads an endless response line by line, until `handle_line` returns false or the control plane ends it.
+/// Reads an endless response line by line, until `handle_line` returns false or the response ends.
 ///
 /// # Errors
 /// If no control plane listens there, the response is an error (with its status and body), a line exceeds
@@ -113,7 +113,7 @@ pub async fn follow_lines<E: From<io::Error>>(
                 let line: Vec<u8> = buffered.drain(..=end).collect();
                 let line = String::from_utf8_lossy(&line);
                 let line = line.trim_end();
-                // A blank line shows that the connection is alive.
+                // A blank line is a keepalive.
                 if !line.is_empty() && !handle_line(line)? {
                     return Ok(Ok(()));
                 }
@@ -127,7 +127,7 @@ pub async fn follow_lines<E: From<io::Error>>(
     drive_exchange(connection, exchange, |error| io::Error::other(error).into()).await
 }
 
-/// Opens the socket for its owner only; replaces a socket without a listener.
+/// Opens a socket that only its owner can use; replaces a socket without a listener.
 pub(crate) async fn open_socket(path: &Path) -> io::Result<UnixListener> {
     if UnixStream::connect(SocketPath::for_path(path)?.path()).await.is_ok() {
         return Err(io::Error::new(
@@ -157,16 +157,16 @@ pub(crate) async fn serve(
     stop: watch::Receiver<bool>,
 ) {
     let mut listener = listener;
-    let mut ended = stop.clone();
+    let mut stop_receiver = stop.clone();
     let mut socket_identity = file_identity(&path);
     // A removed socket is created again. Responses in progress on the old socket are dropped.
     loop {
-        let rebound = tokio::select! {
+        let new_socket = tokio::select! {
             () = admin.directory.watch_log() => None,
             () = serve_all(listener, MAX_CONNECTIONS, Arc::clone(&admin), stop.clone()) => break,
-            () = wait_until_removed(&path) => rebind_socket(&path, &mut ended).await,
+            () = wait_until_removed(&path) => rebind_socket(&path, &mut stop_receiver).await,
         };
-        match rebound {
+        match new_socket {
             Some(new_listener) => {
                 socket_identity = file_identity(&path);
                 listener = new_listener;
@@ -186,7 +186,7 @@ fn file_identity(path: &Path) -> Option<(u64, u64)> {
     Some((metadata.dev(), metadata.ino()))
 }
 
-/// Returns when the socket's path is missing or names another file.
+/// Waits until the socket's path is missing or names another file.
 async fn wait_until_removed(path: &Path) {
     let identity = file_identity(path);
     while identity.is_some() && file_identity(path) == identity {
@@ -319,7 +319,7 @@ async fn explain_request(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
     }
 }
 
-/// Returns all objects in force, or `None` if the mesh owner is shutting down.
+/// Returns all objects of the mesh; `None` if the mesh owner is shutting down.
 pub(crate) async fn query_objects(queries: &AdminQueries) -> Option<Vec<Object>> {
     match query_owner(queries, AdminQuery::Objects).await {
         Some(AdminResponse::Objects(objects)) => Some(objects),
@@ -333,7 +333,7 @@ pub(crate) async fn query_objects(queries: &AdminQueries) -> Option<Vec<Object>>
     }
 }
 
-/// Returns the mesh owner's response.
+/// Queries the mesh owner and returns its response as an HTTP response.
 pub(crate) async fn owner_response(
     queries: &AdminQueries,
     query: AdminQuery,
@@ -342,7 +342,7 @@ pub(crate) async fn owner_response(
     match query_owner(queries, query).await {
         Some(AdminResponse::Json(mut value)) => {
             if has_lines {
-                // Reads files, so it runs outside the mesh owner.
+                // The lines are read from files, so this runs outside the mesh owner.
                 value = tokio::task::spawn_blocking(|| with_field_lines(value))
                     .await
                     .unwrap_or_default();
@@ -358,18 +358,18 @@ pub(crate) async fn owner_response(
     }
 }
 
-/// Sets the line of each warning to that of its field instead of its document.
+/// Sets the line of each warning to that of its field instead of the first line of its document.
 fn with_field_lines(mut diagnostics: Value) -> Value {
     let mut lines = FieldLines::default();
     let warnings = diagnostics.get_mut("warnings").and_then(Value::as_array_mut);
     for warning in warnings.into_iter().flatten() {
-        let text = |name: &str| warning.get(name).and_then(Value::as_str);
-        let document = warning.get("line").and_then(Value::as_u64);
-        let document = document.and_then(|line| u32::try_from(line).ok());
+        let text_field = |name: &str| warning.get(name).and_then(Value::as_str);
+        let document_line = warning.get("line").and_then(Value::as_u64);
+        let document_line = document_line.and_then(|line| u32::try_from(line).ok());
         // A warning with a column already has the line of its field.
-        if let (Some(file), Some(field), Some(document), None) =
-            (text("file"), text("field"), document, warning.get("column"))
-            && let Some(line) = lines.line_of(Path::new(file), document, field)
+        if let (Some(file), Some(field), Some(document_line), None) =
+            (text_field("file"), text_field("field"), document_line, warning.get("column"))
+            && let Some(line) = lines.find_line(Path::new(file), document_line, field)
             && let Some(fields) = warning.as_object_mut()
         {
             fields.insert("line".to_owned(), json!(line));
@@ -390,16 +390,16 @@ pub(crate) async fn query_owner(
 
 /// Returns the metrics query of a request. Alias names exist only in text format 0.0.4.
 pub(crate) fn parse_metrics_query(request: &Request<Incoming>) -> Result<AdminQuery, String> {
-    let names = AliasNames::from_query(request.uri().query().unwrap_or_default())?;
+    let alias_names = AliasNames::from_query(request.uri().query().unwrap_or_default())?;
     let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
-    let format = match names {
+    let format = match alias_names {
         Some(_) => ExpositionFormat::Prometheus,
         None => ExpositionFormat::from_accept(accept.unwrap_or_default()),
     };
-    Ok(AdminQuery::Metrics(format, names))
+    Ok(AdminQuery::Metrics(format, alias_names))
 }
 
-/// Parses a path and query.
+/// Parses the path and query of a request; `None` for an unknown path or an invalid query.
 pub(crate) fn parse_query(path: &str, query: Option<&str>) -> Option<AdminQuery> {
     Some(match path {
         "/change" => {
@@ -435,7 +435,7 @@ fn parse_subject(query: &str) -> Option<PlotSubject> {
     }
 }
 
-/// Returns a join bundle, as the text of a token file.
+/// Creates a join bundle, and returns it as the text of a token file.
 fn create_token(admin: &Admin, query: Option<&str>) -> Response<Full<Bytes>> {
     let parameter = |name: &str| {
         let mut pairs =
@@ -472,6 +472,7 @@ pub(crate) fn stopping_response() -> Response<Full<Bytes>> {
     text_response(StatusCode::SERVICE_UNAVAILABLE, reason.to_owned())
 }
 
+/// The response to unknown paths: a list of all paths.
 const INDEX: &str = "leno control: GET /workloads /services /certificates /proxies /prometheus/targets /routes \
                      /policies /rejected /rejected-joins /state /status /metrics /traffic /history?service=NAMESPACE/NAME \
                      /history?route=NAMESPACE/NAME /changes /change?id=NUMBER \
@@ -485,13 +486,13 @@ pub(crate) const QUERY_PAUSE: u32 = 1;
 /// Maximum concurrent admin connections; more wait.
 const MAX_CONNECTIONS: usize = 64;
 
-/// The longest line that [`follow_lines`] reads: more than any request report needs.
+/// Maximum bytes of a line that [`follow_lines`] reads: more than any request report needs.
 const MAX_LINE_BYTES: usize = 256 << 10;
 
 /// The timeout of [`query_admin`] for the complete response.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The longest response that [`query_admin`] reads: a hundred thousand workloads.
+/// Maximum bytes of a response that [`query_admin`] reads: those of a hundred thousand workloads.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 #[cfg(test)]

@@ -9,33 +9,35 @@ use std::net::{IpAddr, SocketAddr};
 use leno_model::{AddressClass, Workload};
 use tokio::net::TcpStream;
 
-/// Both ends of the connection over which a sidecar reports.
+/// The addresses of both ends of the connection over which a sidecar reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConnectionAddresses {
     sidecar: IpAddr,
-    control: IpAddr,
+    control_plane: IpAddr,
 }
 
 impl ConnectionAddresses {
     pub(crate) fn from_stream(stream: &TcpStream) -> io::Result<Self> {
-        let (sidecar, control) = (stream.peer_addr()?.ip(), stream.local_addr()?.ip());
-        Ok(Self { sidecar: sidecar.to_canonical(), control: control.to_canonical() })
+        let (sidecar, control_plane) = (stream.peer_addr()?.ip(), stream.local_addr()?.ip());
+        Ok(Self { sidecar: sidecar.to_canonical(), control_plane: control_plane.to_canonical() })
     }
 
     /// True for a sidecar's own address: an address of its workload, the source address of its connection, or
     /// loopback if it runs on the control plane's machine.
     pub(crate) fn is_own_address(self, reported: SocketAddr, workload: Option<&Workload>) -> bool {
         let address = reported.ip().to_canonical();
-        let is_of_workload = |workload: &Workload| {
+        let belongs_to_workload = |workload: &Workload| {
             let mut other_addresses = workload.other_addresses.iter();
             workload.address.to_canonical() == address
                 || other_addresses.any(|other| other.to_canonical() == address)
         };
         match AddressClass::from_address(address) {
-            AddressClass::Loopback => self.sidecar.is_loopback() || self.sidecar == self.control,
+            AddressClass::Loopback => {
+                self.sidecar.is_loopback() || self.sidecar == self.control_plane
+            }
             AddressClass::Special => false,
             AddressClass::Private | AddressClass::Public => {
-                address == self.sidecar || workload.is_some_and(is_of_workload)
+                address == self.sidecar || workload.is_some_and(belongs_to_workload)
             }
         }
     }
@@ -46,15 +48,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sidecar_has_its_page_at_its_own_address() {
-        let connection_addresses = |sidecar: &str, control: &str| ConnectionAddresses {
+    fn an_admin_address_must_be_an_address_of_the_sidecar() {
+        let connection_addresses = |sidecar: &str, control_plane: &str| ConnectionAddresses {
             sidecar: sidecar.parse().unwrap(),
-            control: control.parse().unwrap(),
+            control_plane: control_plane.parse().unwrap(),
         };
         let loopback = connection_addresses("127.0.0.1", "127.0.0.1");
         let same_machine = connection_addresses("192.0.2.1", "192.0.2.1");
         let other_machine = connection_addresses("192.0.2.7", "192.0.2.1");
-        for (connection_addresses, page, expected) in [
+        for (connection_addresses, admin_address, expected) in [
             (loopback, "127.0.0.1:9", true),
             (loopback, "[::1]:9", true),
             (loopback, "10.0.0.1:80", false),
@@ -70,9 +72,9 @@ mod tests {
             (other_machine, "192.0.2.8:9", false),
         ] {
             assert_eq!(
-                connection_addresses.is_own_address(page.parse().unwrap(), None),
+                connection_addresses.is_own_address(admin_address.parse().unwrap(), None),
                 expected,
-                "{connection_addresses:?} {page}"
+                "{connection_addresses:?} {admin_address}"
             );
         }
     }

@@ -14,18 +14,18 @@ use crate::status::ApplicationStatus;
 #[derive(Debug, Clone, Default)]
 pub struct Applications(watch::Sender<Arc<BTreeMap<WorkloadName, Application>>>);
 
-/// One application.
+/// The state of an application, as its supervisor reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Application {
-    /// Its state.
+    /// The current state.
     pub state: ApplicationState,
-    /// The time at which it entered this state.
+    /// The time at which the application entered this state.
     pub since: Instant,
-    /// The number of restarts after it exited by itself.
+    /// The number of restarts after the application exited by itself.
     pub restarts: u64,
     /// The number of consecutive exits soon after a start.
     pub failures: u32,
-    /// Its last exit.
+    /// The exit status of the last exit.
     pub last_exit: Option<String>,
     /// Ports that the application does not serve, with the cause.
     pub ports: BTreeMap<u16, String>,
@@ -42,7 +42,7 @@ pub enum ApplicationState {
     Running(i32),
     /// Exited; a restart follows after a pause.
     Restarting,
-    /// Stopped.
+    /// Stopped by the supervisor; no restart follows.
     Stopped,
 }
 
@@ -88,12 +88,12 @@ pub fn exit_hint(last_exit: Option<&str>) -> &'static str {
 
 impl Application {
     /// True while the application crash-loops: at least two consecutive exits soon after a start, and less than
-    /// [`STABLE`] of running since.
+    /// [`STABLE_UPTIME`] of running since.
     #[must_use]
     pub fn is_crash_looping(&self, now: Instant) -> bool {
         let is_stable = matches!(self.state, ApplicationState::Running(_))
-            && now.saturating_duration_since(self.since) >= STABLE;
-        self.failures >= MIN_FAILURES && self.state != ApplicationState::Stopped && !is_stable
+            && now.saturating_duration_since(self.since) >= STABLE_UPTIME;
+        self.failures >= MIN_EARLY_EXITS && self.state != ApplicationState::Stopped && !is_stable
     }
 
     fn status(&self, now: Instant) -> ApplicationStatus {
@@ -140,9 +140,9 @@ pub const PORT_SILENT: &str = "no process listens on the port";
 pub const PORT_UNREADY: &str = "the readiness check fails";
 
 /// The uptime after which an application is stable and its failure count restarts.
-const STABLE: Duration = Duration::from_secs(30);
+const STABLE_UPTIME: Duration = Duration::from_secs(30);
 /// The number of consecutive early exits from which an application crash-loops: a single one may be accidental.
-const MIN_FAILURES: u32 = 2;
+const MIN_EARLY_EXITS: u32 = 2;
 
 #[cfg(test)]
 mod tests {
@@ -151,7 +151,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_application_with_two_early_exits_crash_loops_until_it_is_stable() {
         let since = Instant::now();
-        let at = |state, failures| Application {
+        let application_in = |state, failures| Application {
             state,
             since,
             restarts: 7,
@@ -159,7 +159,7 @@ mod tests {
             last_exit: Some("exit status: 1".to_owned()),
             ports: BTreeMap::new(),
         };
-        let later = since + STABLE;
+        let later = since + STABLE_UPTIME;
         for (state, failures, now, expected) in [
             (ApplicationState::Running(1), 1, since, "running"),
             (ApplicationState::Restarting, 1, since, "restarting"),
@@ -168,7 +168,7 @@ mod tests {
             (ApplicationState::Starting(1), 0, since, "starting"),
             (ApplicationState::Stopped, 5, since, "stopped"),
         ] {
-            let status = at(state, failures).status(now);
+            let status = application_in(state, failures).status(now);
             assert_eq!(status.state, expected, "{state:?} {failures}");
             assert_eq!(status.restarts, 7);
         }

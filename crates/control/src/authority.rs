@@ -34,45 +34,45 @@ pub(crate) fn follow_files(
     let (source, trusted_file) = (config.authority_source(), config.intermediates_file());
     let file = FollowedFile::from_file(RevocationFile::in_directory(config.shared_directory()));
     async move {
-        let current = follow_authority(source, trusted_file, authority, directory);
-        let ((), ()) = tokio::join!(current, follow_revocations(file, revoked));
+        let authority_task = follow_authority(source, trusted_file, authority, directory);
+        let ((), ()) = tokio::join!(authority_task, follow_revocations(file, revoked));
     }
 }
 
-/// Polls for a changed authority at the same path, until all receivers are dropped. An unusable authority is
-/// logged once, and the previous one remains in use. If the data directory was removed, the same files are
-/// written again.
+/// Polls for a changed authority at the path of the current one, until all receivers are dropped. An unusable
+/// authority is logged once, and the previous one remains in use. If the data directory was removed, the same
+/// files are written again.
 ///
 /// The intermediates that members trust are kept in the file `trusted_file`.
 async fn follow_authority(
     source: AuthoritySource,
     trusted_file: PathBuf,
-    current: watch::Sender<Arc<Authority>>,
+    authorities: watch::Sender<Arc<Authority>>,
     directory: Arc<DataDirectory>,
 ) {
-    let trust_domain = current.borrow().trust_domain().clone();
+    let trust_domain = authorities.borrow().trust_domain().clone();
     let mut files = OwnFiles::from_source(&source);
     loop {
         files = spawn_blocking(move || files.read_or_restore()).await.unwrap_or_default();
         tokio::select! {
-            () = current.closed() => return,
+            () = authorities.closed() => return,
             () = sleep(CHECK_INTERVAL) => {}
         }
         let (source, trust_domain, trusted_file) =
             (source.clone(), trust_domain.clone(), trusted_file.clone());
-        let previous = Arc::clone(&current.borrow());
-        let opened = spawn_blocking(move || {
+        let previous = Arc::clone(&authorities.borrow());
+        let opened_authority = spawn_blocking(move || {
             let now = SystemTime::now();
-            let opened = source.open(&trust_domain, now)?.as_successor_of(&previous, now);
-            opened.save_trusted(&trusted_file)?;
-            Ok::<_, AuthorityError>(opened)
+            let opened_authority = source.open(&trust_domain, now)?.as_successor_of(&previous, now);
+            opened_authority.save_trusted_intermediates(&trusted_file)?;
+            Ok::<_, AuthorityError>(opened_authority)
         });
-        let Ok(opened) = opened.await else { continue };
-        match opened {
+        let Ok(opened_authority) = opened_authority.await else { continue };
+        match opened_authority {
             Ok(new) => {
                 directory.record_authority_problem(None);
                 let new = Arc::new(new);
-                let changed = current.send_if_modified(|current| {
+                let changed = authorities.send_if_modified(|current| {
                     let changed = **current != *new;
                     if changed {
                         *current = Arc::clone(&new);
@@ -122,8 +122,8 @@ impl OwnFiles {
         // Opened before its files are read, so the next check detects a directory that replaces it meanwhile.
         let current_parent = self.parent.reopen_at(parent);
         if !is_absent(directory) {
-            let checked = check_private_directory(directory);
-            match checked.and_then(|()| AuthorityFiles::read(directory)) {
+            let checked_directory = check_private_directory(directory);
+            match checked_directory.and_then(|()| AuthorityFiles::read(directory)) {
                 Ok(files)
                     if files.source(directory) == Some(AuthoritySource::Own(directory.clone())) =>
                 {
@@ -182,7 +182,7 @@ impl OpenedDirectory {
     }
 }
 
-/// The number of a file system, and of an inode in it.
+/// The number of a file system, and the number of an inode in it.
 type Inode = (u64, u64);
 
 fn inode(metadata: &Metadata) -> Inode {
@@ -197,7 +197,7 @@ fn is_absent(path: &Path) -> bool {
 /// Polls for workloads revoked by `leno revoke`, until all receivers are dropped. An unreadable file changes
 /// nothing, and a removed file is written again.
 async fn follow_revocations(mut file: FollowedFile, revoked: watch::Sender<RevokedWorkloads>) {
-    let mut failed = false;
+    let mut has_failed = false;
     loop {
         let (mut followed, previous) = (file.clone(), revoked.borrow().clone());
         let result = spawn_blocking(move || {
@@ -208,7 +208,7 @@ async fn follow_revocations(mut file: FollowedFile, revoked: watch::Sender<Revok
             file = followed;
             match result {
                 Ok(new) => {
-                    failed = false;
+                    has_failed = false;
                     revoked.send_if_modified(|old| {
                         let changed = *old != new;
                         if changed {
@@ -217,8 +217,8 @@ async fn follow_revocations(mut file: FollowedFile, revoked: watch::Sender<Revok
                         changed
                     });
                 }
-                Err(error) if !failed => {
-                    failed = true;
+                Err(error) if !has_failed => {
+                    has_failed = true;
                     tracing::error!(%error, "cannot read the revoked workloads; the previous list remains in force");
                 }
                 Err(_) => {}
@@ -248,7 +248,7 @@ impl FollowedFile {
     /// recreated directory: the operator undoes a revocation with `leno revoke --undo`, which leaves an empty
     /// file in the same directory.
     fn read(&mut self, previous: &RevokedWorkloads) -> io::Result<RevokedWorkloads> {
-        for _ in 0..MAX_READS {
+        for _ in 0..MAX_READ_ATTEMPTS {
             let directory = self.directory.reopen_at(self.file.directory());
             let revoked = self.read_in(&directory, previous)?;
             // Another directory, with other workloads in its file, may be at the path by now.
@@ -288,7 +288,7 @@ impl FollowedFile {
 pub(crate) type RevokedWorkloads = BTreeSet<RevokedWorkload>;
 
 /// Maximum attempts to read a file while its directory is replaced repeatedly.
-const MAX_READS: usize = 8;
+const MAX_READ_ATTEMPTS: usize = 8;
 /// The interval of checks; each reads three small files.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -313,25 +313,26 @@ mod tests {
         let workload = |name: &str| RevokedWorkload { workload: name.parse().unwrap(), uid: None };
         let first_revoked = workload("shop/web-1");
         file.add_workload(first_revoked.clone()).unwrap();
-        let known = followed.read(&RevokedWorkloads::new()).unwrap();
-        assert_eq!(known, [first_revoked.clone()].into());
+        let first_workloads = followed.read(&RevokedWorkloads::new()).unwrap();
+        assert_eq!(first_workloads, [first_revoked.clone()].into());
         fs::remove_dir_all(&data).unwrap();
-        assert_eq!(followed.read(&known).unwrap(), known);
-        assert_eq!(file.read().unwrap(), known);
+        assert_eq!(followed.read(&first_workloads).unwrap(), first_workloads);
+        assert_eq!(file.read().unwrap(), first_workloads);
         // The file cannot be written: the caller keeps the previous workloads.
         fs::remove_dir_all(&data).unwrap();
         fs::write(&data, "").unwrap();
-        followed.read(&known).unwrap_err();
+        followed.read(&first_workloads).unwrap_err();
         fs::remove_file(&data).unwrap();
         // `leno revoke` writes before this process does.
         file.add_workload(workload("shop/web-2")).unwrap();
-        let both: RevokedWorkloads = [first_revoked.clone(), workload("shop/web-2")].into();
-        assert_eq!(followed.read(&known).unwrap(), both);
-        assert_eq!(file.read().unwrap(), both);
+        let both_workloads: RevokedWorkloads =
+            [first_revoked.clone(), workload("shop/web-2")].into();
+        assert_eq!(followed.read(&first_workloads).unwrap(), both_workloads);
+        assert_eq!(file.read().unwrap(), both_workloads);
         file.remove(&first_revoked).unwrap();
-        assert_eq!(followed.read(&both).unwrap(), [workload("shop/web-2")].into());
+        assert_eq!(followed.read(&both_workloads).unwrap(), [workload("shop/web-2")].into());
         file.remove(&workload("shop/web-2")).unwrap();
-        assert!(followed.read(&both).unwrap().is_empty());
+        assert!(followed.read(&both_workloads).unwrap().is_empty());
     }
 
     #[test]
@@ -342,9 +343,9 @@ mod tests {
         let workload = |name: &str| RevokedWorkload { workload: name.parse().unwrap(), uid: None };
         file.add_workload(workload("shop/web-1")).unwrap();
         let mut followed = FollowedFile::from_file(file.clone());
-        let known = followed.read(&RevokedWorkloads::new()).unwrap();
+        let first_workloads = followed.read(&RevokedWorkloads::new()).unwrap();
         let has_ended = AtomicBool::new(false);
-        let all_kept = std::thread::scope(|scope| {
+        let all_stay_revoked = std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !has_ended.load(Ordering::Relaxed) {
                     drop(fs::rename(&data, &moved));
@@ -353,12 +354,12 @@ mod tests {
                 }
             });
             // A failed read changes nothing.
-            let mut read = (0..1000).filter_map(|_| followed.read(&known).ok());
-            let all_kept = read.all(|read| known.is_subset(&read));
+            let mut read = (0..1000).filter_map(|_| followed.read(&first_workloads).ok());
+            let all_stay_revoked = read.all(|read| first_workloads.is_subset(&read));
             has_ended.store(true, Ordering::Relaxed);
-            all_kept
+            all_stay_revoked
         });
-        assert!(all_kept);
+        assert!(all_stay_revoked);
     }
 
     #[test]
@@ -368,7 +369,7 @@ mod tests {
         let directory = data.join("authority");
         let (source, now) = (AuthoritySource::Own(directory.clone()), SystemTime::now());
         let domain = TrustDomain::new("x.example").unwrap();
-        let first = source.open_or_create(&domain, now).unwrap();
+        let first_authority = source.open_or_create(&domain, now).unwrap();
         let mut files = OwnFiles::from_source(&source).read_or_restore();
         // Another process may have recreated the data directory, and writes may fail at first.
         for is_recreated in [false, true, false] {
@@ -381,14 +382,14 @@ mod tests {
                 fs::remove_file(data.join(".draft-authority")).unwrap();
             }
             files = files.read_or_restore();
-            assert!(source.open(&domain, now).unwrap() == first);
+            assert!(source.open(&domain, now).unwrap() == first_authority);
         }
         // A data directory that another user can write to is not trusted, whatever its contents.
         let moved = scratch.path().join("moved");
         fs::rename(&data, &moved).unwrap();
         fs::create_dir(&data).unwrap();
         let other = AuthoritySource::Own(directory.clone()).open_or_create(&domain, now).unwrap();
-        assert!(other != first);
+        assert!(other != first_authority);
         fs::set_permissions(&directory, Permissions::from_mode(0o777)).unwrap();
         assert!(
             source
@@ -399,7 +400,7 @@ mod tests {
         fs::remove_dir_all(&data).unwrap();
         fs::remove_dir_all(&moved).unwrap();
         files.read_or_restore();
-        assert!(source.open(&domain, now).unwrap() == first);
+        assert!(source.open(&domain, now).unwrap() == first_authority);
         let issuer_files =
             OwnFiles::from_source(&AuthoritySource::Issuer(directory.clone())).read_or_restore();
         fs::remove_dir_all(&data).unwrap();
@@ -413,7 +414,7 @@ mod tests {
         let directory = scratch.path().join("authority");
         let (source, now) = (AuthoritySource::Own(directory.clone()), SystemTime::now());
         let domain = TrustDomain::new("x.example").unwrap();
-        let first = source.open_or_create(&domain, now).unwrap();
+        let first_authority = source.open_or_create(&domain, now).unwrap();
         let files = OwnFiles::from_source(&source).read_or_restore();
         fs::remove_file(directory.join("ca.key")).unwrap();
         let files = files.read_or_restore();
@@ -422,13 +423,13 @@ mod tests {
         let files = files.read_or_restore();
         assert!(is_absent(&directory) && source.open(&domain, now).is_err());
         // After a replacement, the new authority is the one restored to a removed data directory.
-        let second = source.open_or_create(&domain, now).unwrap();
-        assert!(second != first);
+        let second_authority = source.open_or_create(&domain, now).unwrap();
+        assert!(second_authority != first_authority);
         let files = files.read_or_restore();
         let moved = scratch.path().with_extension("moved");
         fs::rename(scratch.path(), &moved).unwrap();
         files.read_or_restore();
-        assert!(source.open(&domain, now).unwrap() == second);
+        assert!(source.open(&domain, now).unwrap() == second_authority);
         fs::remove_dir_all(&moved).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Certificate signing, after verification of the client's identity.
+//! Certificate signing: verifies the identity of joining and renewing clients, and signs their certificates.
 
 mod claim;
 mod error;
@@ -47,22 +47,23 @@ const REGISTRATIONS_DIRECTORY: &str = "registrations";
 pub(crate) struct JoinCredentials {
     /// Unused one-time tokens.
     pub(crate) tokens: Arc<Tokens>,
-    /// The newest token use of each workload.
+    /// The newest registration of each workload.
     pub(crate) registrations: Registrations,
 }
 
-/// Signs certificates on threads of its own: tokens are files, and signatures take CPU time.
+/// Signs certificates on blocking threads: tokens are files, and signatures take CPU time.
 #[derive(Debug)]
 pub(crate) struct Certifier {
     signer: Arc<Signer>,
     jobs: JoinSet<SigningOutcome>,
-    /// Joins in progress with tokens of this mesh, and those in the queue.
+    /// Joins in progress with tokens of this mesh.
     joins: JoinSet<SigningOutcome>,
+    /// Joins with tokens of this mesh that wait for a slot.
     queued_joins: FairQueue<(PendingJoin, Option<CertificateHolder>)>,
     reviews: TokenReviews,
     /// The last certificate of each known workload.
     certificates: BTreeMap<WorkloadName, SignedCertificate>,
-    /// The newest registration of each workload that joined with a token, as far as it was read.
+    /// The newest known registration of each workload that joined with a token.
     registrations: BTreeMap<WorkloadName, u64>,
     rejected_joins: Arc<RejectedJoins>,
     pub(crate) issued: u64,
@@ -117,7 +118,7 @@ impl CertificateHolder {
     }
 }
 
-/// The outcome of a request.
+/// The outcome of a signing request.
 #[derive(Debug)]
 enum SigningOutcome {
     Signed(SignedCertificate, SigningReason),
@@ -166,7 +167,7 @@ impl Certifier {
 
     /// Returns the reviewer of this token; `None` if the token was made here or no reviewer is configured.
     pub(crate) fn reviewer_of(&self, token: &str) -> Option<&Arc<dyn Reviewer>> {
-        self.reviews.reviewer().filter(|_| !Tokens::is_ours(token))
+        self.reviews.reviewer().filter(|_| !Tokens::has_token_prefix(token))
     }
 
     /// Permits the review of a token, unless it was just rejected.
@@ -180,7 +181,7 @@ impl Certifier {
 
     /// Starts the review of a token that was not made here.
     pub(crate) fn start_review(&mut self, joining: PendingJoin, now: Instant) {
-        if let Some((joining, reason)) = self.reviews.start(joining, now) {
+        if let Some((joining, reason)) = self.reviews.start_review(joining, now) {
             self.reject_request(joining.reply, reason.into());
         }
     }
@@ -189,14 +190,14 @@ impl Certifier {
     pub(crate) fn sign_first_certificate(
         &mut self,
         joining: PendingJoin,
-        target: CertificateHolder,
+        holder: CertificateHolder,
         now: SystemTime,
     ) {
         let PendingJoin { csr, reply, .. } = joining;
         self.spawn_signing(reply, SigningReason::Join, move |signer| {
             let request = CertificateRequest::from_der(&csr)?;
-            let instance = signer.current_instance(&target)?;
-            signer.sign(&request, &target, instance, now)
+            let instance = signer.current_instance(&holder)?;
+            signer.sign(&request, &holder, instance, now)
         });
     }
 
@@ -204,11 +205,11 @@ impl Certifier {
     pub(crate) fn join(
         &mut self,
         joining: PendingJoin,
-        target: Option<CertificateHolder>,
+        holder: Option<CertificateHolder>,
         now: SystemTime,
     ) {
         let source = ConnectionSource::from(joining.source);
-        if let Some((rejected, _)) = self.queued_joins.push(source, (joining, target)) {
+        if let Some((rejected, _)) = self.queued_joins.push(source, (joining, holder)) {
             self.reject_request(rejected.reply, CertifyError::Busy);
         }
         self.start_queued_joins(now);
@@ -216,20 +217,20 @@ impl Certifier {
 
     fn start_queued_joins(&mut self, now: SystemTime) {
         while self.joins.len() < MAX_JOINS
-            && let Some((_, (joining, target))) = self.queued_joins.pop(|_| true)
+            && let Some((_, (joining, holder))) = self.queued_joins.pop(|_| true)
         {
             let PendingJoin { token, workload, csr, reply, .. } = joining;
             if reply.is_closed() {
                 continue;
             }
-            let rejected = Arc::clone(&self.rejected_joins);
+            let rejected_joins = Arc::clone(&self.rejected_joins);
             let sign = move |signer: &Signer| {
-                let exists = target.is_some();
-                let joined = signer.join(&token, &csr, workload.clone(), target, now);
-                match &joined {
-                    Ok(_) => rejected.remove_joined(&workload),
+                let exists = holder.is_some();
+                let join_result = signer.join(&token, &csr, workload.clone(), holder, now);
+                match &join_result {
+                    Ok(_) => rejected_joins.remove_joined(&workload),
                     Err(error) => {
-                        rejected.record_rejection(
+                        rejected_joins.record_rejection(
                             &workload,
                             exists,
                             &error.to_string(),
@@ -237,7 +238,7 @@ impl Certifier {
                         );
                     }
                 }
-                joined
+                join_result
             };
             let work = sign_and_respond(Arc::clone(&self.signer), reply, SigningReason::Join, sign);
             self.joins.spawn_blocking(work);
@@ -254,12 +255,12 @@ impl Certifier {
         reply: CertificateReply,
         now: SystemTime,
     ) {
-        let target = CertificateHolder::from_workload(workload);
+        let holder = CertificateHolder::from_workload(workload);
         self.spawn_signing(reply, SigningReason::Renewal(connection), move |signer| {
             let request = CertificateRequest::from_der(&csr)?;
             let instance =
-                renewed_instance(&target.name, &previous, &signer.current_instance(&target)?)?;
-            signer.sign(&request, &target, instance, now)
+                renewed_instance(&holder.name, &previous, &signer.current_instance(&holder)?)?;
+            signer.sign(&request, &holder, instance, now)
         });
     }
 
@@ -269,7 +270,7 @@ impl Certifier {
         send_rejection(reply, &error);
     }
 
-    /// Rejects a join and records the reason for operators. `exists`: the mesh has its workload.
+    /// Rejects a join and records the reason for operators. `exists`: the mesh has the workload of the join.
     pub(crate) fn reject_join(&mut self, joining: PendingJoin, exists: bool, error: CertifyError) {
         let reason = error.to_string();
         self.rejected_joins.record_rejection(&joining.workload, exists, &reason, Instant::now());
@@ -325,8 +326,8 @@ impl Certifier {
     /// Records the certificate that a workload holds.
     pub(crate) fn record_certificate(&mut self, certificate: SignedCertificate) {
         if let Some(Instance::Registration(number)) = certificate.instance {
-            let newest = self.registrations.entry(certificate.workload.clone()).or_default();
-            *newest = number.max(*newest);
+            let latest_number = self.registrations.entry(certificate.workload.clone()).or_default();
+            *latest_number = number.max(*latest_number);
         }
         self.rejected_joins.remove_joined(&certificate.workload);
         self.certificates.insert(certificate.workload.clone(), certificate);
@@ -337,8 +338,8 @@ impl Certifier {
         self.registrations.remove(workload);
     }
 
-    /// Checks if the workload has joined at another control plane with the same files. The file is small, so it
-    /// is read on this task; pods have none.
+    /// Reads the newest registration of a workload, which may have joined at another control plane with the
+    /// same files. The file is small, so it is read on this task; pods have none.
     pub(crate) fn read_registration(&mut self, workload_object: &Workload) {
         let workload = &workload_object.name;
         if workload_object.uid.is_some() {
@@ -346,20 +347,20 @@ impl Certifier {
         }
         match self.signer.join_credentials.registrations.latest_number(workload) {
             Ok(0) => {}
-            Ok(newest) => drop(self.registrations.insert(workload.clone(), newest)),
+            Ok(latest_number) => drop(self.registrations.insert(workload.clone(), latest_number)),
             Err(error) => {
                 tracing::error!(%error, %workload, "cannot read the registration of the workload")
             }
         }
     }
 
-    /// Returns the current instance of a workload, as far as it is known here.
+    /// Returns the current instance of a workload, by its last known registration.
     pub(crate) fn instance_of(&self, workload: &Workload) -> Instance {
         match &workload.uid {
             Some(uid) => Instance::Pod(uid.clone()),
             None => {
-                let newest = self.registrations.get(&workload.name).copied();
-                Instance::Registration(newest.unwrap_or_default())
+                let latest_number = self.registrations.get(&workload.name).copied();
+                Instance::Registration(latest_number.unwrap_or_default())
             }
         }
     }
@@ -381,7 +382,7 @@ impl Certifier {
         + Send
         + 'static,
     ) {
-        if self.jobs.len() >= MAX_JOBS {
+        if self.jobs.len() >= MAX_SIGNING_JOBS {
             self.reject_request(reply, CertifyError::Busy);
             return;
         }
@@ -419,30 +420,30 @@ impl Signer {
         token: &str,
         csr: &[u8],
         workload: WorkloadName,
-        target: Option<CertificateHolder>,
+        holder: Option<CertificateHolder>,
         now: SystemTime,
     ) -> Result<(CertificateBundle, SignedCertificate), CertifyError> {
         // The request is parsed first: a token redeemed for an invalid request would be lost.
         let request = CertificateRequest::from_der(csr)?;
         // The token stays valid until the workload exists.
-        let target =
-            target.ok_or_else(|| CertifyError::UnknownJoiningWorkload(workload.clone()))?;
+        let holder =
+            holder.ok_or_else(|| CertifyError::UnknownJoiningWorkload(workload.clone()))?;
         self.join_credentials.tokens.redeem(token, &workload, now)?;
-        let instance = match &target.uid {
+        let instance = match &holder.uid {
             Some(uid) => Instance::Pod(uid.clone()),
             None => {
                 let number = self.join_credentials.registrations.register_again(&workload, now);
                 Instance::Registration(number.map_err(CertifyError::Registration)?)
             }
         };
-        self.sign(&request, &target, instance, now)
+        self.sign(&request, &holder, instance, now)
     }
 
     /// Returns the current instance of the workload.
-    fn current_instance(&self, target: &CertificateHolder) -> Result<Instance, CertifyError> {
-        let Some(uid) = &target.uid else {
-            let newest = self.join_credentials.registrations.latest_number(&target.name);
-            return newest.map(Instance::Registration).map_err(CertifyError::Registration);
+    fn current_instance(&self, holder: &CertificateHolder) -> Result<Instance, CertifyError> {
+        let Some(uid) = &holder.uid else {
+            let latest_number = self.join_credentials.registrations.latest_number(&holder.name);
+            return latest_number.map(Instance::Registration).map_err(CertifyError::Registration);
         };
         Ok(Instance::Pod(uid.clone()))
     }
@@ -450,18 +451,18 @@ impl Signer {
     fn sign(
         &self,
         request: &CertificateRequest,
-        target: &CertificateHolder,
+        holder: &CertificateHolder,
         instance: Instance,
         now: SystemTime,
     ) -> Result<(CertificateBundle, SignedCertificate), CertifyError> {
         let authority = Arc::clone(&self.authority.borrow());
-        let account = target.account.clone();
+        let account = holder.account.clone();
         let id = SpiffeId { trust_domain: authority.trust_domain().clone(), account };
         let subject =
-            CertificateSubject { id: &id, workload: Some(&target.name), instance: Some(&instance) };
+            CertificateSubject { id: &id, workload: Some(&holder.name), instance: Some(&instance) };
         let bundle = authority.sign(request, subject, self.lifetime, now)?;
         let certificate = SignedCertificate {
-            workload: target.name.clone(),
+            workload: holder.name.clone(),
             id,
             instance: Some(instance),
             issued: now,
@@ -474,7 +475,7 @@ impl Signer {
 
 /// Rejects a request and logs the full reason.
 fn send_rejection(reply: CertificateReply, error: &CertifyError) {
-    // Any source could fill the log with these.
+    // Any client could fill the log with these errors.
     if matches!(
         error,
         CertifyError::ReviewNotStarted(_)
@@ -520,12 +521,12 @@ fn encode_bundle(bundle: &CertificateBundle) -> IssuedCertificate {
     }
 }
 
-/// The single response to every token that is not valid for the named workload.
+/// The response to every token that is not valid for the named workload, regardless of the reason.
 const INVALID_TOKEN_REASON: &str = "the join token is unknown, has expired, was used already, was issued for another workload, or its Workload does not \
      exist: create the Workload and a new token for it";
 
 /// Maximum signatures in progress, excluding joins with tokens.
-const MAX_JOBS: usize = 64;
+const MAX_SIGNING_JOBS: usize = 64;
 
 /// Maximum joins in progress with tokens of this mesh, so that token guessing leaves threads for renewals.
 const MAX_JOINS: usize = 32;

@@ -1,4 +1,4 @@
-//! Compilation of the mesh into the configuration of one sidecar: pure and deterministic.
+//! Compilation: computes the configuration of one sidecar from the mesh. Pure and deterministic.
 
 mod access;
 mod address;
@@ -24,7 +24,7 @@ use crate::mesh::Mesh;
 pub(crate) use self::access::missing_references;
 pub(crate) use self::address::address_entries;
 pub(crate) use self::boundary::{missing_groups, policy_problems};
-pub(crate) use self::dns_record::dns_record;
+pub(crate) use self::dns_record::dns_records;
 pub(crate) use self::enforcement::{
     PlaintextRestriction, excluded_endpoints, restricted_workloads,
 };
@@ -37,7 +37,7 @@ pub(crate) use self::split::{overriding_objects, tcp_conflict};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CompiledConfig {
     pub(crate) snapshot: Arc<Snapshot>,
-    /// Missing services that are subscribed to or named by a rule.
+    /// Services that do not exist, but that the sidecar subscribes to or a rule names.
     pub(crate) absent: BTreeSet<ServiceName>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn used_services(
     outbound_listeners.chain(subscriptions).cloned().collect()
 }
 
-/// Compiles a workload's configuration: its proxy configuration, the services it uses, those that its gateway
+/// Compiles a workload's configuration: its proxy configuration, `root_services`, the services that its gateway
 /// routes to, and the backends of their routes.
 ///
 /// Requests reach a backend directly, regardless of the backend's own routes. But the application may also call
@@ -59,7 +59,7 @@ pub(crate) fn used_services(
 pub(crate) fn compile_config(
     mesh: &Mesh,
     workload: &Workload,
-    used: &BTreeSet<ServiceName>,
+    root_services: &BTreeSet<ServiceName>,
     service_configs: &mut ServiceConfigCache,
 ) -> CompiledConfig {
     let client_class = ClientClass::for_client(mesh, workload);
@@ -69,7 +69,8 @@ pub(crate) fn compile_config(
     let gateway_backends = workload_config.gateway.iter().flat_map(|gateway| gateway.backends());
     let gateway_services: BTreeSet<&ServiceName> =
         gateway_backends.map(|backend| &backend.service).collect();
-    let mut pending: Vec<ServiceName> = used.iter().chain(gateway_services).cloned().collect();
+    let mut pending: Vec<ServiceName> =
+        root_services.iter().chain(gateway_services).cloned().collect();
     // Terminates: each name is visited once, and names come from existing services.
     while let Some(name) = pending.pop() {
         if services.contains_key(&name) || absent.contains(&name) {
@@ -92,7 +93,8 @@ pub(crate) fn compile_config(
     }
 }
 
-/// Compiles a slice of the service configurations that a workload lacks. Returns true once all of them exist.
+/// Compiles a slice of the service configurations that a workload needs and the cache lacks. Returns true once
+/// the cache has all of them.
 pub(crate) fn prepare_services(
     mesh: &Mesh,
     workload: &Workload,
@@ -101,7 +103,7 @@ pub(crate) fn prepare_services(
     service_configs: &mut ServiceConfigCache,
 ) -> bool {
     let client_class = ClientClass::for_client(mesh, workload);
-    let end = service_configs.compiled_count().saturating_add(SLICE_SERVICE_CONFIGS);
+    let work_limit = service_configs.compiled_count().saturating_add(SLICE_SERVICE_CONFIGS);
     let mut visited = BTreeSet::new();
     let mut pending: Vec<ServiceName> = used_services(workload, services).into_iter().collect();
     for address in addresses {
@@ -110,7 +112,7 @@ pub(crate) fn prepare_services(
             service_configs.service_config(mesh, &ClientClass::AllClients, &service.name);
         }
         pending.push(service.name.clone());
-        if service_configs.compiled_count() >= end {
+        if service_configs.compiled_count() >= work_limit {
             return false;
         }
     }
@@ -123,7 +125,7 @@ pub(crate) fn prepare_services(
             pending.extend(backend_services(&service_config).cloned());
         }
         visited.insert(name);
-        if service_configs.compiled_count() >= end {
+        if service_configs.compiled_count() >= work_limit {
             return false;
         }
     }
@@ -145,7 +147,7 @@ impl CompiledConfig {
 }
 
 /// Returns the endpoints that are missing from a workload's configuration because their sidecars have not
-/// reported yet. Results that do not depend on reports, such as client authorization, are certain.
+/// reported yet.
 pub(crate) fn uncertain_endpoints(
     mesh: &Mesh,
     workload: &Workload,

@@ -21,7 +21,7 @@ use crate::review::Reviewer;
 pub struct Config {
     /// The listen address for proxies; with port 0 the kernel selects the port.
     pub listen: SocketAddr,
-    /// The address in join bundles, if proxies reach it by another one than `listen`.
+    /// The address in join bundles, if proxies reach the control plane at another address than `listen`.
     pub advertise: Option<SocketAddr>,
     /// Other control planes of the same mesh, with the same files and authority. Join bundles list them too.
     pub peers: Vec<SocketAddr>,
@@ -33,26 +33,27 @@ pub struct Config {
     pub data: PathBuf,
     /// The directory of the authority's root and unused tokens, if control planes share them; `data` if absent.
     pub shared: Option<PathBuf>,
-    /// The directory of an externally issued intermediate authority; its own root if absent.
+    /// The directory of an externally issued intermediate authority; if absent, the control plane has its own
+    /// root.
     pub issuer: Option<PathBuf>,
-    /// YAML files and directories with the objects.
+    /// The YAML files and directories with the objects of the mesh.
     pub sources: Vec<PathBuf>,
     /// CA certificates (PEM) used to verify JWKS servers and the metrics collector; the system's roots if
     /// absent.
     pub jwks_ca: Option<PathBuf>,
     /// The servers and files that JWKS may be read from.
     pub key_access: KeyAccess,
-    /// The lifetime of certificates, including its own.
+    /// The lifetime of certificates, including that of the control plane.
     pub certificate_lifetime: Duration,
     /// The lifetime of an unused join token.
     pub token_lifetime: Duration,
-    /// Its own pod, as reported to a metrics collector; its machine and port if absent.
+    /// The pod of the control plane, as reported to a metrics collector; its machine and port if absent.
     pub pod: Option<WorkloadName>,
     /// The interval of sidecars' traffic reports; none if absent.
     pub report_interval: Option<Duration>,
     /// The address of the browser page; none if absent.
     pub page: Option<SocketAddr>,
-    /// The dry-run engine for requests, for that page and `leno explain`; none if absent.
+    /// The dry-run engine for requests, for the browser page and `leno explain`; none if absent.
     pub explainer: Option<Explainer>,
     /// True if a supervisor in this process runs the sidecar of each workload.
     pub supervised: bool,
@@ -115,7 +116,7 @@ impl Config {
             issuer: None,
             sources,
             jwks_ca: None,
-            key_access: KeyAccess::of_operator(),
+            key_access: KeyAccess::for_operator(),
             certificate_lifetime: LEAF_LIFETIME,
             token_lifetime: TOKEN_LIFETIME,
             pod: None,

@@ -31,7 +31,7 @@ use crate::dial::DirectDialer;
 use crate::explanation::ExplainRunner;
 use crate::history::History;
 use crate::invite::{Invitations, InviteError};
-use crate::keys::{JwksFetcher, JwksFetches, KeyUpdate, key_sources_of};
+use crate::keys::{JwksFetcher, JwksFetches, KeyUpdate, key_sources_in_update};
 use crate::mesh::Mesh;
 use crate::metrics_exporter::MetricsExporter;
 use crate::owner::{AdminQuery, AdminResponse, Inbox, Owner, OwnerOutputs, Queues, run_owner};
@@ -44,11 +44,11 @@ use crate::replaced::{ReplacedRejections, ReplacedSidecars};
 use crate::server::{ConnectionCounters, PendingConnections, Server, accept_connections};
 use crate::server_credential::ServerCredential;
 use crate::status::Status;
-use crate::watch::{Diagnostics, MAX_UPDATES, follow_sources, trust_domain_of};
+use crate::watch::{Diagnostics, MAX_UPDATES, follow_sources, requested_trust_domain};
 
 pub use start_error::StartError;
 
-/// A running control plane. Dropping it ends it at once; [`Control::shutdown`] notifies proxies.
+/// A running control plane. Dropping it stops it at once; [`Control::shutdown`] notifies proxies.
 #[derive(Debug)]
 pub struct Control {
     address: SocketAddr,
@@ -84,12 +84,12 @@ impl Control {
         Self::start_with(config, feed).await
     }
 
-    /// As [`Control::start`], with updates from `updates`: `config.sources` are not read. The first update is
-    /// awaited, and determines the trust domain. When the sender ends, the current state remains in force.
+    /// Like [`Control::start`], with updates from `updates` instead of `config.sources`. The first update is
+    /// awaited, and determines the trust domain. When the sender is dropped, the current objects stay in use.
     ///
     /// # Errors
-    /// As [`Control::start`].
-    pub async fn start_fed(
+    /// The errors of [`Control::start`].
+    pub async fn start_with_updates(
         config: Config,
         updates: mpsc::Receiver<RegistryUpdate>,
     ) -> Result<Self, StartError> {
@@ -98,23 +98,23 @@ impl Control {
 
     async fn start_with(config: Config, feed: UpdateFeed) -> Result<Self, StartError> {
         let UpdateFeed { mut updates, tasks, reload, stop, task_monitor } = feed;
-        let first = updates.recv().await.ok_or(StartError::Registry)?;
-        let uncertain: Vec<RejectedDocument> =
-            first.possible_mesh_config_rejections().cloned().collect();
-        if !uncertain.is_empty() {
-            return Err(StartError::MeshConfig(uncertain));
+        let first_update = updates.recv().await.ok_or(StartError::Registry)?;
+        let possible_mesh_configs: Vec<RejectedDocument> =
+            first_update.possible_mesh_config_rejections().cloned().collect();
+        if !possible_mesh_configs.is_empty() {
+            return Err(StartError::MeshConfig(possible_mesh_configs));
         }
-        let (trust_domain, wall) = (trust_domain_of(&first), SystemTime::now());
+        let (trust_domain, now) = (requested_trust_domain(&first_update), SystemTime::now());
         let revoked = RevocationFile::in_directory(config.shared_directory()).read();
         let revoked = watch::Sender::new(revoked.map_err(StartError::Revoked)?);
-        let authority = config.authority_source().open_or_create(&trust_domain, wall)?;
+        let authority = config.authority_source().open_or_create(&trust_domain, now)?;
         let authority = authority
-            .restore_trusted(&config.intermediates_file(), wall)
+            .restore_trusted_intermediates(&config.intermediates_file(), now)
             .map_err(AuthorityError::Io)?;
         let authority = Arc::new(authority);
         let authority = watch::Sender::new(authority);
         let join_credentials = Arc::new(
-            open_join_credentials(config.shared_directory(), wall).map_err(StartError::Tokens)?,
+            open_join_credentials(config.shared_directory(), now).map_err(StartError::Tokens)?,
         );
         let listener = leno_listen::bind(config.listen);
         let listener = listener.map_err(|cause| StartError::Listen(config.listen, cause))?;
@@ -133,9 +133,9 @@ impl Control {
         };
         let mut keys =
             JwksFetcher::new(config.jwks_ca.clone(), config.key_access.clone(), random_number());
-        let key_updates = keys.fetch_first(&key_sources_of(&first)).await;
+        let key_updates = keys.fetch_first(&key_sources_in_update(&first_update)).await;
         let server_credential =
-            ServerCredential::new(authority.subscribe(), config.certificate_lifetime, wall)?;
+            ServerCredential::new(authority.subscribe(), config.certificate_lifetime, now)?;
         let opened = OpenedResources {
             directory: DataDirectory::new(config.data.clone()),
             config,
@@ -152,7 +152,7 @@ impl Control {
             stop,
             task_monitor,
         };
-        Ok(opened.build(tasks, updates, first, key_updates))
+        Ok(opened.build(tasks, updates, first_update, key_updates))
     }
 
     /// Returns the listen address for proxies.
@@ -204,7 +204,7 @@ impl Control {
         self.invitations.create_bundle(workload, None, SystemTime::now())
     }
 
-    /// Returns a receiver of the workloads in force, in order of their names.
+    /// Returns a receiver of all workloads, in order of their names.
     #[must_use]
     pub fn watch_workloads(&self) -> watch::Receiver<Arc<Vec<Workload>>> {
         self.workloads.clone()
@@ -238,7 +238,7 @@ impl Control {
     /// Waits until the sidecar of a workload is connected and has opened every port.
     ///
     /// # Errors
-    /// [`Stopped`] if the control plane ends first.
+    /// [`Stopped`] if the control plane stops first.
     pub async fn wait_until_registered(&self, workload: &WorkloadName) -> Result<(), Stopped> {
         let mut registered = self.registered.clone();
         let registered_workload = registered.wait_for(|names| names.contains(workload)).await;
@@ -256,7 +256,7 @@ impl Control {
         self.task_monitor.wait_until_ended().await
     }
 
-    /// Notifies every proxy, waits for them for a bounded time, and ends. Proxies keep their last good
+    /// Notifies every proxy, waits for them for a bounded time, and stops. Proxies keep their last good
     /// configuration.
     pub async fn shutdown(mut self) {
         self.stop.send_replace(true);
@@ -264,7 +264,7 @@ impl Control {
     }
 }
 
-/// The control plane has ended.
+/// The control plane has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the control plane has ended")]
 pub struct Stopped;
@@ -286,7 +286,7 @@ impl UpdateFeed {
     }
 }
 
-/// The opened resources, after every fallible step.
+/// The resources that were opened in the fallible steps of the start.
 struct OpenedResources {
     config: Config,
     authority: watch::Sender<Arc<Authority>>,
@@ -305,7 +305,7 @@ struct OpenedResources {
 }
 
 impl OpenedResources {
-    /// Returns the follower of other control planes.
+    /// Creates the context of the streams to other control planes.
     fn peer_follower(&self, events: EventQueue, addresses: PeerAddresses) -> PeerStreamContext {
         let (configs, stop) = (self.server_credential.watch_client_config(), self.stop.subscribe());
         PeerStreamContext { configs, events, addresses, stop }
@@ -315,7 +315,7 @@ impl OpenedResources {
         mut self,
         mut tasks: JoinSet<()>,
         updates: mpsc::Receiver<RegistryUpdate>,
-        first: RegistryUpdate,
+        first_update: RegistryUpdate,
         key_updates: Vec<KeyUpdate>,
     ) -> Control {
         let (events, from_proxies) = event_queue(self.config.limits.connections + MAX_PEER_STREAMS);
@@ -323,7 +323,7 @@ impl OpenedResources {
         let (key_sender, keys) = mpsc::channel(MAX_KEY_UPDATES);
         let (final_query, final_query_receiver) = oneshot::channel();
         let page = self.page.as_ref().map(Page::address);
-        let owner = self.create_owner(first, key_updates);
+        let owner = self.create_owner(first_update, key_updates);
         let (applications, replaced) = (owner.applications.clone(), owner.replaced.subscribe());
         let (workloads, registered) =
             (owner.outputs.workloads.subscribe(), owner.outputs.registered.subscribe());
@@ -388,7 +388,7 @@ impl OpenedResources {
         }
     }
 
-    /// Returns the listener for proxies and other control planes.
+    /// Creates the server for proxies and other control planes.
     fn proxy_server(&self, owner: &Owner, events: EventQueue) -> Server {
         Server {
             limits: self.config.limits,
@@ -404,7 +404,7 @@ impl OpenedResources {
         }
     }
 
-    /// Returns the metrics exporter.
+    /// Creates the metrics exporter.
     fn metrics_exporter(
         &self,
         owner: &Owner,
@@ -422,7 +422,7 @@ impl OpenedResources {
         }
     }
 
-    /// Returns the resource attributes that identify it to collectors.
+    /// Returns the resource attributes that identify the control plane to collectors.
     fn resource_identity(&self) -> ResourceIdentity {
         let ServiceAccount { namespace, name } = control_id(&self.trust_domain()).account;
         let (namespace, instance) = match &self.config.pod {
@@ -432,7 +432,7 @@ impl OpenedResources {
         ResourceIdentity { service: name.to_string(), namespace: namespace.to_string(), instance }
     }
 
-    /// Returns the state of the admin socket.
+    /// Creates the request handler of the admin socket.
     fn admin_server(
         &self,
         queries: &AdminQueries,
@@ -466,12 +466,12 @@ impl OpenedResources {
         tasks.spawn(self.task_monitor.clone().run(ControlTask::Page, serving));
     }
 
-    fn create_owner(&self, first: RegistryUpdate, key_updates: Vec<KeyUpdate>) -> Owner {
+    fn create_owner(&self, first_update: RegistryUpdate, key_updates: Vec<KeyUpdate>) -> Owner {
         let now = Instant::now();
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // Proxies store the number of their last change on disk: our numbers continue after those of the
         // previous control plane.
-        let number = u64::try_from(since_epoch.as_micros()).unwrap_or_default();
+        let first_change = u64::try_from(since_epoch.as_micros()).unwrap_or_default();
         let times = self.config.times;
         let lifetime = self.config.certificate_lifetime;
         let (authority, join_credentials) =
@@ -481,7 +481,7 @@ impl OpenedResources {
             times,
             limits: self.config.limits,
             mesh: Mesh::default(),
-            connected: ConnectedProxies::new(times, ChangeId(number)),
+            connected: ConnectedProxies::new(times, ChangeId(first_change)),
             presence: Presence::default(),
             startup_grace: StartupGrace::new(now, times.settle),
             certifier: Certifier::new(authority, join_credentials, lifetime)
@@ -508,7 +508,7 @@ impl OpenedResources {
             kubernetes: self.config.kubernetes,
         }
         .with_first_update(
-            first,
+            first_update,
             key_updates,
             &self.trust_domain(),
             ca_generation,
@@ -523,8 +523,9 @@ impl OpenedResources {
     /// Returns the addresses of the other control planes: the configured list may contain this one.
     fn other_control_planes(&self) -> Vec<SocketAddr> {
         let own_addresses = [Some(self.address), Some(self.config.listen), self.config.advertise];
-        let others = self.config.peers.iter().filter(|peer| !own_addresses.contains(&Some(**peer)));
-        others.copied().collect()
+        let other_addresses =
+            self.config.peers.iter().filter(|peer| !own_addresses.contains(&Some(**peer)));
+        other_addresses.copied().collect()
     }
 
     fn create_invitations(&self, workloads: watch::Receiver<Arc<Vec<Workload>>>) -> Invitations {
@@ -551,13 +552,13 @@ fn random_number() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// Returns the name of the machine.
+/// Returns the host name of the machine; `localhost` if it cannot be read.
 fn machine_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
     name.map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned())
 }
 
-/// Runs until shutdown.
+/// Runs `work` until it completes or the control plane shuts down.
 async fn run_until_stopped(work: impl Future<Output = ()>, mut stop: watch::Receiver<bool>) {
     tokio::select! {
         () = work => {}

@@ -44,17 +44,17 @@ impl fmt::Display for ControlTask {
     }
 }
 
-/// Detects tasks that end before shutdown.
+/// A monitor that detects tasks that end before shutdown.
 #[derive(Debug, Clone)]
 pub(crate) struct TaskMonitor {
     stop: watch::Sender<bool>,
-    ended: watch::Sender<Option<EndedUnexpectedly>>,
+    ended_task: watch::Sender<Option<EndedUnexpectedly>>,
 }
 
 impl TaskMonitor {
     /// Creates a monitor that expects all tasks to run until `stop`.
     pub(crate) fn new(stop: watch::Sender<bool>) -> Self {
-        Self { stop, ended: watch::Sender::new(None) }
+        Self { stop, ended_task: watch::Sender::new(None) }
     }
 
     /// Runs a task; reports its early end, by return or panic.
@@ -65,13 +65,13 @@ impl TaskMonitor {
 
     /// Waits until a task ends unexpectedly.
     pub(crate) async fn wait_until_ended(&self) -> EndedUnexpectedly {
-        let mut ended = self.ended.subscribe();
+        let mut ended_task = self.ended_task.subscribe();
         loop {
-            if let Some(ended) = *ended.borrow_and_update() {
-                return ended;
+            if let Some(ended_task) = *ended_task.borrow_and_update() {
+                return ended_task;
             }
             // There is always a sender: `self`.
-            ended.changed().await.ok();
+            ended_task.changed().await.ok();
         }
     }
 }
@@ -88,9 +88,9 @@ impl Drop for TaskGuard {
         }
         let task = self.task;
         // The first early end is the cause; others may follow from it.
-        self.monitor.ended.send_if_modified(|ended| {
-            let is_first = ended.is_none();
-            ended.get_or_insert(EndedUnexpectedly { task });
+        self.monitor.ended_task.send_if_modified(|ended_task| {
+            let is_first = ended_task.is_none();
+            ended_task.get_or_insert(EndedUnexpectedly { task });
             is_first
         });
     }
@@ -119,6 +119,6 @@ mod tests {
         let monitor = TaskMonitor::new(stop.clone());
         stop.send_replace(true);
         monitor.clone().run(ControlTask::Watcher, async {}).await;
-        assert_eq!(*monitor.ended.borrow(), None);
+        assert_eq!(*monitor.ended_task.borrow(), None);
     }
 }

@@ -15,7 +15,7 @@ use crate::status::DirectoryStatus;
 #[derive(Debug)]
 pub(crate) struct DataDirectory {
     path: PathBuf,
-    /// Recently dropped log lines.
+    /// The number of recently dropped log lines.
     log_lines_dropped: AtomicU64,
     authority_problem: Mutex<Option<String>>,
 }
@@ -33,32 +33,33 @@ impl DataDirectory {
     pub(crate) async fn watch_log(&self) {
         let mut lines = DroppedLines::default();
         loop {
-            let recent = lines.read(lines_dropped(), Instant::now());
-            self.log_lines_dropped.store(recent, Ordering::Relaxed);
+            let recent_lines = lines.read(lines_dropped(), Instant::now());
+            self.log_lines_dropped.store(recent_lines, Ordering::Relaxed);
             tokio::time::sleep(LOG_CHECK_INTERVAL).await;
         }
     }
 
     /// Records the error of the authority's files; returns true if it differs from the previous one.
     pub(crate) fn record_authority_problem(&self, problem: Option<String>) -> bool {
-        let mut recorded = self.authority_problem.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_new = *recorded != problem;
-        *recorded = problem;
+        let mut recorded_problem =
+            self.authority_problem.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = *recorded_problem != problem;
+        *recorded_problem = problem;
         is_new
     }
 
-    /// Returns the result of a test write; `None` while the process ends.
+    /// Performs a test write and returns the status of the directory; `None` while the process exits.
     pub(crate) async fn directory_status(&self) -> Option<DirectoryStatus> {
         let path = self.path.clone();
         let log_lines_dropped = self.log_lines_dropped.load(Ordering::Relaxed);
         let authority_problem = self.authority_problem.lock();
         let authority_problem = authority_problem.unwrap_or_else(PoisonError::into_inner).clone();
-        let test = tokio::task::spawn_blocking(move || {
+        let test_write = tokio::task::spawn_blocking(move || {
             let problem = write_error(&path);
             let directory = path.display().to_string();
             DirectoryStatus { directory, problem, authority_problem, log_lines_dropped }
         });
-        test.await.ok()
+        test_write.await.ok()
     }
 }
 
@@ -69,17 +70,18 @@ fn write_error(directory: &Path) -> Option<String> {
         return Some(error.to_string());
     }
     let path = test_file_path(directory);
-    let written = write(&path);
-    let removed = std::fs::remove_file(&path);
-    let is_absent = removed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-    let removed = if is_absent { Ok(()) } else { removed };
-    written.and(removed).err().map(|error| error.to_string())
+    let write_result = write_test_file(&path);
+    let remove_result = std::fs::remove_file(&path);
+    let is_absent =
+        remove_result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    let remove_result = if is_absent { Ok(()) } else { remove_result };
+    write_result.and(remove_result).err().map(|error| error.to_string())
 }
 
 /// Writes a test file with more bytes than file systems store within an inode.
-fn write(path: &Path) -> io::Result<()> {
+fn write_test_file(path: &Path) -> io::Result<()> {
     let mut file = std::fs::File::options().write(true).create_new(true).open(path)?;
-    file.write_all(&[0; TEST_BYTES])
+    file.write_all(&[0; TEST_FILE_BYTES])
 }
 
 /// Returns a file name that is unique in the directory.
@@ -93,8 +95,8 @@ const LOG_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The number of test writes of this process, for unique file names.
 static TEST_WRITES: AtomicU64 = AtomicU64::new(0);
-/// The size of the test file: a block.
-const TEST_BYTES: usize = 4096;
+/// The size of the test file in bytes: a block of common file systems.
+const TEST_FILE_BYTES: usize = 4096;
 
 #[cfg(test)]
 mod tests {
@@ -113,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_to_a_directory_that_another_user_controls() {
+    fn no_test_file_is_written_to_a_directory_that_another_user_controls() {
         let scratch = tempfile::tempdir().unwrap();
         let directory = std::fs::File::open(scratch.path()).unwrap();
         for (mode, is_private) in [(0o777, false), (0o720, false), (0o755, true)] {

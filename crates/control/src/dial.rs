@@ -8,7 +8,7 @@ use leno_outside::Connector;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Connects directly, without redirection.
+/// A connector that opens connections directly: the control plane's traffic is not redirected to a sidecar.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DirectDialer;
 

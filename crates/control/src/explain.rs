@@ -24,8 +24,9 @@ pub fn snapshot_for(
     let assumed_listeners: Vec<(WorkloadName, Listeners)> = mesh
         .workloads()
         .map(|workload| {
-            let numbers = workload.ports.iter().map(|port| port.port);
-            let listeners = numbers.map(|port| (port, SocketAddr::new(workload.address, port)));
+            let port_numbers = workload.ports.iter().map(|port| port.port);
+            let listeners =
+                port_numbers.map(|port| (port, SocketAddr::new(workload.address, port)));
             (workload.name.clone(), listeners.collect())
         })
         .collect();
@@ -36,13 +37,13 @@ pub fn snapshot_for(
         let known = mesh.workloads().map(|workload| workload.name.clone());
         return Err(UnknownWorkload {
             name: client.clone(),
-            known: known.take(MAX_NAMES_SHOWN).collect(),
+            known: known.take(MAX_NAMES_IN_ERROR).collect(),
         });
     };
     let subscriptions: BTreeSet<ServiceName> = services.iter().cloned().collect();
-    let used = used_services(workload, &subscriptions);
+    let root_services = used_services(workload, &subscriptions);
     let compiled_config =
-        compile_config(&mesh, workload, &used, &mut ServiceConfigCache::default());
+        compile_config(&mesh, workload, &root_services, &mut ServiceConfigCache::default());
     Ok(Snapshot::clone(&compiled_config.snapshot))
 }
 
@@ -50,9 +51,9 @@ pub fn snapshot_for(
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("there is no Workload {name}; there are: {}", list_names(known))]
 pub struct UnknownWorkload {
-    /// The name.
+    /// The name that was not found.
     pub name: WorkloadName,
-    /// Some existing names.
+    /// The names of existing workloads; the first 20 if there are many.
     pub known: Vec<WorkloadName>,
 }
 
@@ -65,4 +66,4 @@ fn list_names(names: &[WorkloadName]) -> String {
 }
 
 /// Maximum names in an error.
-const MAX_NAMES_SHOWN: usize = 20;
+const MAX_NAMES_IN_ERROR: usize = 20;

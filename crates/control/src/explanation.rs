@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 
 use crate::http_server::decode_percent;
 
-/// Explains requests on the objects in force.
+/// A function that explains requests on the objects of the mesh.
 #[derive(Clone)]
 pub struct Explainer(Arc<ExplainFn>);
 
@@ -24,7 +24,7 @@ type ExplainFn = dyn Fn(&[Object], &ExplainRequest) -> Result<Explanation, Strin
 pub struct Explanation {
     /// Text for people, line by line; the last line is the verdict.
     pub text: String,
-    /// The same as JSON.
+    /// The decision as JSON.
     pub decision: Value,
 }
 
@@ -35,9 +35,9 @@ pub struct ExplainRequest {
     pub from: String,
     /// The requested URL.
     pub url: String,
-    /// Its method.
+    /// The method of the request.
     pub method: String,
-    /// Its headers, each as `NAME: VALUE`.
+    /// The headers of the request, each as `NAME: VALUE`.
     pub headers: Vec<String>,
 }
 
@@ -66,7 +66,7 @@ impl ExplainRunner {
         Self { explainer, permits: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Explains the request of a query, on the objects in force when its turn comes; on error, returns the
+    /// Explains the request of a query, on the objects of the mesh when its turn comes; on error, returns the
     /// status and the problem.
     pub(crate) async fn explain_query(
         &self,
@@ -74,14 +74,14 @@ impl ExplainRunner {
         objects: impl Future<Output = Option<Vec<Object>>>,
     ) -> Result<Explanation, (StatusCode, String)> {
         let invalid = |reason| (StatusCode::BAD_REQUEST, reason);
-        let stopping = || (StatusCode::SERVICE_UNAVAILABLE, STOPPING.to_owned());
+        let stopping = || (StatusCode::SERVICE_UNAVAILABLE, STOPPING_REASON.to_owned());
         let Some(explainer) = self.explainer.clone() else {
-            return Err((StatusCode::NOT_FOUND, NO_EXPLAINER.to_owned()));
+            return Err((StatusCode::NOT_FOUND, NO_EXPLAINER_REASON.to_owned()));
         };
         let request = ExplainRequest::parse(query).map_err(invalid)?;
         let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| stopping())?;
         let objects = objects.await.ok_or_else(stopping)?;
-        // It compiles the whole mesh, so it runs on a blocking thread.
+        // An explanation compiles the whole mesh, so it runs on a blocking thread.
         let explain = move || {
             let explanation = (explainer.0)(&objects, &request);
             drop(permit);
@@ -134,8 +134,8 @@ impl ExplainRequest {
     }
 }
 
-const NO_EXPLAINER: &str = "this control plane does not explain requests\n";
-const STOPPING: &str = "the control plane is shutting down\n";
+const NO_EXPLAINER_REASON: &str = "this control plane does not explain requests\n";
+const STOPPING_REASON: &str = "the control plane is shutting down\n";
 
 /// Maximum headers of an explained request.
 const MAX_HEADERS: usize = 32;

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Formats a count with its noun: `1 file`, `2 files`, `0 proxies`.
 #[must_use]
 pub fn format_count(count: impl TryInto<u64>, noun: &str) -> String {
-    // No count type is larger.
+    // No count type is larger than `u64`.
     let count = count.try_into().unwrap_or(u64::MAX);
     match (count, noun.strip_suffix('y')) {
         (1, _) => format!("1 {noun}"),
@@ -40,13 +40,13 @@ pub fn format_share(share: Option<f64>) -> String {
 pub fn format_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let units = [("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)];
-    let first = units.iter().position(|(_, size)| seconds >= *size);
-    let Some(first) = first else {
+    let first_unit = units.iter().position(|(_, size)| seconds >= *size);
+    let Some(first_unit) = first_unit else {
         return "0s".to_owned();
     };
     let mut text = String::new();
     let mut remaining = seconds;
-    for (unit, size) in units.iter().skip(first).take(2) {
+    for (unit, size) in units.iter().skip(first_unit).take(2) {
         let count = remaining / size;
         remaining %= size;
         if count > 0 {

@@ -25,27 +25,27 @@ use crate::status::{
 /// The inputs of the findings, at one moment.
 #[derive(Debug)]
 pub struct FindingInputs {
-    /// The mesh as a whole.
+    /// The status of the mesh as a whole.
     pub status: Status,
-    /// All workloads.
+    /// The status of all workloads.
     pub workloads: Vec<WorkloadStatus>,
-    /// The connected sidecars.
+    /// The status of the connected sidecars.
     pub proxies: Vec<ProxyStatus>,
     /// The certificates of sidecars.
     pub certificates: Vec<CertificateStatus>,
-    /// All routes.
+    /// The status of all routes.
     pub routes: Vec<RouteStatus>,
-    /// All policies.
+    /// The status of all policies.
     pub policies: Vec<PolicyStatus>,
-    /// All services.
+    /// The status of all services.
     pub services: Vec<ServiceStatus>,
     /// Joins that were rejected lately.
     pub rejected_joins: Vec<RejectedJoinStatus>,
-    /// The result of a test write of the control plane.
+    /// The result of the control plane's test write in its data directory.
     pub directory: Option<DirectoryStatus>,
-    /// Documents that were rejected, and warnings.
+    /// Rejected documents, and warnings, as JSON.
     pub rejected: Value,
-    /// Traffic of the last minutes.
+    /// The traffic of the last minutes.
     pub traffic: TrafficStatus,
     /// The most frequent reason of each degraded service, if it has one.
     pub reasons: BTreeMap<String, Option<String>>,
@@ -54,14 +54,14 @@ pub struct FindingInputs {
 /// A response from a control plane of another release.
 #[derive(Debug, thiserror::Error)]
 #[error("the response cannot be parsed: the mesh may run another version of leno")]
-pub struct NotUnderstood(#[source] serde_json::Error);
+pub struct UnparsableResponse(#[source] serde_json::Error);
 
 /// A problem or notice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Its severity.
+    /// The severity of the finding.
     pub severity: Severity,
-    /// The description.
+    /// The description, as a sentence.
     pub message: String,
     /// The suggested action.
     pub hint: String,
@@ -84,7 +84,7 @@ impl FindingInputs {
     /// The first error of `query`, or a response that cannot be parsed.
     pub async fn collect<E, Q, F>(query: Q) -> Result<Self, E>
     where
-        E: From<NotUnderstood>,
+        E: From<UnparsableResponse>,
         Q: Fn(String) -> F,
         F: Future<Output = Result<Value, E>>,
     {
@@ -119,8 +119,8 @@ impl FindingInputs {
     }
 }
 
-fn parse<T: DeserializeOwned>(value: Value) -> Result<T, NotUnderstood> {
-    serde_json::from_value(value).map_err(NotUnderstood)
+fn parse<T: DeserializeOwned>(value: Value) -> Result<T, UnparsableResponse> {
+    serde_json::from_value(value).map_err(UnparsableResponse)
 }
 
 impl Finding {
@@ -134,11 +134,11 @@ impl Finding {
     }
 }
 
-/// True if a service fails more than it should, with enough requests for a verdict.
+/// True if the success rate of a service is below [`DEGRADED_BELOW`], with at least [`MIN_REQUESTS`] requests.
 fn is_failing(rates: &RateStatus) -> bool {
-    let recent: u64 =
+    let recent_requests: u64 =
         rates.recent.iter().rev().take(RECENT_STEPS).map(|requests| u64::from(*requests)).sum();
-    rates.success.is_some_and(|share| share < DEGRADED_BELOW) && recent >= MIN_REQUESTS
+    rates.success.is_some_and(|share| share < DEGRADED_BELOW) && recent_requests >= MIN_REQUESTS
 }
 
 /// Returns the findings: problems first, then notices.
@@ -189,7 +189,7 @@ fn check_sidecars(inputs: &FindingInputs) -> Vec<Finding> {
                 format_count(disconnected.len(), "workload"),
                 list_names(&disconnected)
             ),
-            absent_sidecar(&inputs.status, "NAMESPACE/NAME", false),
+            absent_sidecar_hint(&inputs.status, "NAMESPACE/NAME", false),
         ));
     }
     for proxy in &inputs.proxies {
@@ -223,14 +223,14 @@ fn reinstate_command(workload: &str) -> String {
 
 /// Returns the hint for a workload without a connected sidecar.
 #[must_use]
-pub fn absent_sidecar(status: &Status, workload: &str, revoked: bool) -> String {
+pub fn absent_sidecar_hint(status: &Status, workload: &str, revoked: bool) -> String {
     match status.supervised {
         _ if revoked => reinstate_command(workload),
         true => {
             "`leno up` runs its sidecar: look for the workload in the log of `leno up`".to_owned()
         }
         false if status.kubernetes => {
-            let (namespace, pod) = pod_of(workload);
+            let (namespace, pod) = split_pod_name(workload);
             format!(
                 "`kubectl -n {namespace} describe pod {pod}` and `kubectl -n {namespace} logs {pod} -c leno-proxy` show \
                  the reason; a sidecar cannot resolve the control plane if its dnsPolicy excludes the cluster's DNS or search domains: use ClusterFirst"
@@ -245,23 +245,23 @@ pub fn absent_sidecar(status: &Status, workload: &str, revoked: bool) -> String 
 
 /// Returns the hint for a rejected sidecar of a workload of the mesh.
 #[must_use]
-pub fn rejected_sidecar(status: &Status, workload: &WorkloadStatus) -> String {
+pub fn rejected_sidecar_hint(status: &Status, workload: &WorkloadStatus) -> String {
     let (has_sidecar, name) = (workload.has_sidecar(), &workload.name);
     match (status.supervised, has_sidecar) {
         _ if workload.revoked => reinstate_command(name),
         (true, true) => "a workload has one sidecar: stop the one that `leno up` does not run".to_owned(),
         (true, false) => "`leno up` starts its sidecar with a new token within a minute; its log shows each start"
             .to_owned(),
-        (false, _) => join_again(status, name),
+        (false, _) => rejoin_hint(status, name),
     }
 }
 
 /// Returns the hint for a sidecar that must join with a new token: in Kubernetes each Pod has its own.
 #[must_use]
-pub fn join_again(status: &Status, workload: &str) -> String {
+pub fn rejoin_hint(status: &Status, workload: &str) -> String {
     match status.kubernetes {
         true => {
-            let (namespace, pod) = pod_of(workload);
+            let (namespace, pod) = split_pod_name(workload);
             format!(
                 "see `kubectl -n {namespace} logs {pod} -c leno-proxy`; a new Pod joins automatically: `kubectl -n \
                  {namespace} delete pod {pod}`"
@@ -274,16 +274,16 @@ pub fn join_again(status: &Status, workload: &str) -> String {
 }
 
 /// Splits a workload name into the namespace and name of its Pod.
-fn pod_of(workload: &str) -> (&str, &str) {
+fn split_pod_name(workload: &str) -> (&str, &str) {
     workload.split_once('/').unwrap_or(("default", workload))
 }
 
 fn check_certificates(inputs: &FindingInputs) -> Vec<Finding> {
     // Sidecars renew at half of the lifetime: less than a fifth left means repeated failures.
     let threshold = inputs.status.certificate_lifetime_seconds / 5;
-    let expiring =
+    let expiring_certificates =
         inputs.certificates.iter().filter(|certificate| certificate.valid_for_seconds <= threshold);
-    let findings = expiring.map(|certificate| {
+    let findings = expiring_certificates.map(|certificate| {
         let workload = &certificate.workload;
         let hint =
             "its sidecar should have renewed it: check that it runs and reaches the control plane";
@@ -291,7 +291,7 @@ fn check_certificates(inputs: &FindingInputs) -> Vec<Finding> {
             0 => Finding::problem(
                 format!("the certificate of {workload} has expired: peers reject it"),
                 match inputs.status.kubernetes {
-                    true => join_again(&inputs.status, workload),
+                    true => rejoin_hint(&inputs.status, workload),
                     false => format!(
                         "create a new token and start the sidecar with it: leno token {workload}"
                     ),
@@ -310,16 +310,16 @@ fn check_certificates(inputs: &FindingInputs) -> Vec<Finding> {
 }
 
 fn check_documents(inputs: &FindingInputs) -> Vec<Finding> {
-    let list = |name: &str| inputs.rejected.get(name).and_then(Value::as_array);
+    let rejected_list = |name: &str| inputs.rejected.get(name).and_then(Value::as_array);
     let mut findings = Vec::new();
     if inputs.status.rejected > 0 {
         let hint = "leno get rejected shows the locations and hints; the last version accepted since the start, if any, remains in force";
-        let files = |of_documents: bool| {
-            let rejected = list("rejected").into_iter().flatten();
+        let files = |are_documents: bool| {
+            let rejected = rejected_list("rejected").into_iter().flatten();
             let is_document = |document: &&Value| {
                 document.get("line").is_some() || document.get("kind").is_some()
             };
-            let rejected = rejected.filter(|document| is_document(document) == of_documents);
+            let rejected = rejected.filter(|document| is_document(document) == are_documents);
             let files: BTreeSet<&str> =
                 rejected.filter_map(|document| document.get("file")?.as_str()).collect();
             files.into_iter().collect::<Vec<&str>>()
@@ -353,7 +353,7 @@ fn check_documents(inputs: &FindingInputs) -> Vec<Finding> {
             "keep the trust domain of the authority, or start a mesh with another data directory",
         ));
     }
-    let warnings = list("warnings").map_or(0, Vec::len);
+    let warnings = rejected_list("warnings").map_or(0, Vec::len);
     if warnings > 0 {
         findings.push(Finding::notice(
             format_count(warnings, "warning"),
@@ -367,13 +367,13 @@ fn check_documents(inputs: &FindingInputs) -> Vec<Finding> {
 fn rejected_objects(inputs: &FindingInputs) -> BTreeSet<String> {
     let rejected = inputs.rejected.get("rejected").and_then(Value::as_array).into_iter().flatten();
     let names = rejected.filter_map(|document| {
-        let text = |key: &str| document.get(key).and_then(Value::as_str);
-        let name = text("name")?;
-        let name = match text("namespace") {
+        let text_field = |key: &str| document.get(key).and_then(Value::as_str);
+        let name = text_field("name")?;
+        let name = match text_field("namespace") {
             Some(namespace) => format!("{namespace}/{name}"),
             None => name.to_owned(),
         };
-        Some(format!("{} {name}", text("kind")?))
+        Some(format!("{} {name}", text_field("kind")?))
     });
     names.collect()
 }
@@ -383,8 +383,9 @@ fn check_references(inputs: &FindingInputs) -> Vec<Finding> {
     let routes = inputs.routes.iter().map(|route| (&route.kind, &route.name, &route.problems));
     let policies = inputs.policies.iter();
     let policies = policies.map(|policy| (&policy.kind, &policy.name, &policy.problems));
-    let broken = routes.chain(policies).filter(|(.., problems)| !problems.is_empty());
-    let findings = broken.map(|(kind, name, problems)| {
+    let objects_with_problems =
+        routes.chain(policies).filter(|(.., problems)| !problems.is_empty());
+    let findings = objects_with_problems.map(|(kind, name, problems)| {
         Finding::problem(
             format!("{kind} {name}: {}", problems.join("; ")),
             "add the missing object, or correct the reference: until then this part has no effect",
@@ -395,8 +396,8 @@ fn check_references(inputs: &FindingInputs) -> Vec<Finding> {
 
 /// Reports JWT policies without the keys of an issuer.
 fn check_keys(inputs: &FindingInputs) -> Vec<Finding> {
-    let in_force = inputs.policies.iter().filter(|policy| policy.in_force);
-    let findings = in_force.filter_map(|policy| {
+    let policies_in_effect = inputs.policies.iter().filter(|policy| policy.in_force);
+    let findings = policies_in_effect.filter_map(|policy| {
         let MissingKeysStatus { requests, issuers } = policy.missing_keys.as_ref()?;
         let (kind, name) = (&policy.kind, &policy.name);
         let issuers = issuers.join(", ");
@@ -439,7 +440,7 @@ fn check_services(inputs: &FindingInputs) -> Vec<Finding> {
     limit_findings(findings.collect(), "leno top --sort success")
 }
 
-/// Reports transient or intended conditions.
+/// Reports conditions that are transient or intended.
 fn check_transient(status: &Status, traffic: &TrafficStatus) -> Vec<Finding> {
     let mut findings = Vec::new();
     if status.starting {
@@ -468,12 +469,12 @@ fn check_transient(status: &Status, traffic: &TrafficStatus) -> Vec<Finding> {
 
 /// Keeps the first findings, and adds one with the number of the others.
 fn limit_findings(mut findings: Vec<Finding>, command: &str) -> Vec<Finding> {
-    let more = findings.len().saturating_sub(MAX_FINDINGS);
-    if more > 0 {
+    let remaining_count = findings.len().saturating_sub(MAX_FINDINGS);
+    if remaining_count > 0 {
         let remaining = findings.split_off(MAX_FINDINGS);
         let severity =
             remaining.iter().map(|finding| finding.severity).min().unwrap_or(Severity::Notice);
-        let message = format!("and {more} more of this kind");
+        let message = format!("and {remaining_count} more of this kind");
         findings.push(Finding { severity, message, hint: command.to_owned() });
     }
     findings
@@ -488,9 +489,9 @@ fn list_names(names: &[&str]) -> String {
     text
 }
 
-/// Minimum requests for a meaningful share.
+/// The minimum number of requests for a meaningful success rate.
 const MIN_REQUESTS: u64 = 10;
-/// The time after which a sidecar counts as out of sync; applying a change takes milliseconds.
+/// The time in seconds after which a sidecar is reported as out of sync; applying a change takes milliseconds.
 const OUT_OF_SYNC_SECONDS: f64 = 10.0;
 /// Maximum findings of one kind listed individually.
 const MAX_FINDINGS: usize = 5;

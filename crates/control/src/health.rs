@@ -76,18 +76,18 @@ impl Health {
     }
 
     /// Marks the control plane as shutting down, so that it gets no new clients.
-    pub fn set_ending(&self) {
+    pub fn set_stopping(&self) {
         self.state.send_replace(HealthState::Unready("the control plane is shutting down".into()));
     }
 
-    /// Completes the responses in progress, within a bound, and ends.
+    /// Completes the responses in progress, within a bound, and stops the listener.
     pub async fn shutdown(mut self) {
         self.stop.send_replace(true);
         while self.tasks.join_next().await.is_some() {}
     }
 }
 
-/// The request handler.
+/// The request handler of the health listener.
 #[derive(Debug)]
 struct HealthServer {
     state: watch::Receiver<HealthState>,
@@ -157,7 +157,7 @@ impl HealthServer {
         source: ConnectionSource,
     ) -> Response<Full<Bytes>> {
         let Some(_scrape_permit) = self.scrapes.acquire(source) else {
-            return text_response(StatusCode::SERVICE_UNAVAILABLE, BUSY.to_owned());
+            return text_response(StatusCode::SERVICE_UNAVAILABLE, TOO_MANY_SCRAPES.to_owned());
         };
         let _permit = self.query_share.acquire_turn().await;
         owner_response(queries, query).await
@@ -169,7 +169,7 @@ const INDEX: &str = "leno control: GET /livez /readyz /metrics\n";
 /// The pause after a scrape, in multiples of its duration: scrapes take at most a fifth of the owner's time.
 const METRICS_PAUSE: u32 = 4;
 
-const BUSY: &str = "too many scrapes are in progress: scrape less often\n";
+const TOO_MANY_SCRAPES: &str = "too many scrapes are in progress: scrape less often\n";
 
 /// Maximum concurrent connections; more wait.
 const MAX_CONNECTIONS: usize = 64;

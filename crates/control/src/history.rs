@@ -30,27 +30,27 @@ pub(crate) struct History {
     routes: RecentTable<RouteName, RequestHistory, MAX_ROUTES>,
     edges: RecentTable<(TrafficSource, ServiceName), RequestHistory, MAX_EDGES>,
     sidecars: BTreeMap<WorkloadName, LastReport>,
-    /// The time of the last request of an account at a workload with a verified certificate.
-    verified: BTreeMap<WorkloadName, Clients>,
+    /// The clients with a verified certificate of each workload.
+    verified_clients: BTreeMap<WorkloadName, Clients>,
     match_counts: MatchCounts,
     rejections: Rejections,
     pub(crate) counters: ReportCounters,
 }
 
-/// The clients of one workload.
+/// The client accounts of a workload, each with the time of its last request.
 type Clients = RecentTable<ServiceAccount, Duration, MAX_CLIENTS>;
 
-/// Totals since the start.
+/// Counters of traffic reports since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ReportCounters {
     /// Reports received from sidecars.
     pub(crate) reports: u64,
-    /// Series that were not kept: the sidecar had no room, they refer to missing objects, or this control plane
+    /// Series that were dropped: the sidecar had no room, they refer to missing objects, or this control plane
     /// evicted them for newer ones. Each counts once.
     pub(crate) dropped: u64,
 }
 
-/// The subject of a plot.
+/// The service or route of a plot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PlotSubject {
     Service(ServiceName),
@@ -97,7 +97,7 @@ impl History {
         let caller = find_caller(mesh, name);
         let (mut inbound, mut outbound) = (0_u64, 0_u64);
         for series in &report.series {
-            let stored = match series.direction {
+            let is_stored = match series.direction {
                 Direction::Inbound => {
                     inbound = inbound.saturating_add(series.request_count());
                     self.mark_verified(series, name, at);
@@ -109,8 +109,8 @@ impl History {
                 }
             };
             // A series without a service is the sidecar's overflow series, which `overflowed` already counts.
-            let already_counted = series.service.is_none() && report.overflowed > 0;
-            self.counters.dropped += u64::from(!stored && !already_counted);
+            let is_already_counted = series.service.is_none() && report.overflowed > 0;
+            self.counters.dropped += u64::from(!is_stored && !is_already_counted);
         }
         self.counters.dropped += self.match_counts.record_report(mesh, &report.rules, at);
         self.counters.dropped += self.rejections.record_report(mesh, name, report, at);
@@ -125,16 +125,16 @@ impl History {
         self.sidecars.insert(name.clone(), last_report);
     }
 
-    /// Records the client of received requests: they prove that client and server verified each other.
+    /// Records the client of received requests with a verified certificate: client and server used mutual TLS.
     fn mark_verified(&mut self, series: &TrafficSeries, server: &WorkloadName, at: Duration) {
         let Some(client) = &series.peer else { return };
-        let clients = self.verified.entry(server.clone()).or_default();
+        let clients = self.verified_clients.entry(server.clone()).or_default();
         let evicted = clients.insert(client.clone(), at);
         self.counters.dropped += u64::from(evicted.is_some());
     }
 
-    /// Counts requests as clients saw them, including those that did not arrive. Returns false if they refer to
-    /// missing objects.
+    /// Counts requests that a client's sidecar sent, including those that did not reach the server. Returns
+    /// false if they refer to missing objects.
     fn record_outbound(
         &mut self,
         mesh: &Mesh,
@@ -150,8 +150,8 @@ impl History {
             failed: series.failed,
             durations: series.durations.iter().copied().collect(),
         };
-        let add = |history: &mut RequestHistory| history.add(at, &batch, &series.reasons);
-        let new = || RequestHistory::new(since);
+        let add_batch = |history: &mut RequestHistory| history.add(at, &batch, &series.reasons);
+        let new_history = || RequestHistory::new(since);
         let mut evicted = 0;
         let mut requested_services = vec![service];
         let mut edges = Vec::new();
@@ -165,21 +165,21 @@ impl History {
             None => edges.push((caller.clone(), service.clone())),
         }
         for service in requested_services {
-            let (history, old) = self.services.entry(service.clone(), new);
-            add(history);
-            evicted += u64::from(old.is_some());
+            let (history, evicted_entry) = self.services.entry(service.clone(), new_history);
+            add_batch(history);
+            evicted += u64::from(evicted_entry.is_some());
         }
         for edge in edges {
-            let (history, old) = self.edges.entry(edge, new);
-            add(history);
-            evicted += u64::from(old.is_some());
+            let (history, evicted_entry) = self.edges.entry(edge, new_history);
+            add_batch(history);
+            evicted += u64::from(evicted_entry.is_some());
         }
         // A sidecar may report any name: only names of the mesh are stored.
-        let route = series.route.as_ref().filter(|route| has_route_named(mesh, route));
+        let route = series.route.as_ref().filter(|route| has_route(mesh, route));
         if let Some(route) = route {
-            let (history, old) = self.routes.entry(route.clone(), new);
-            add(history);
-            evicted += u64::from(old.is_some());
+            let (history, evicted_entry) = self.routes.entry(route.clone(), new_history);
+            add_batch(history);
+            evicted += u64::from(evicted_entry.is_some());
         }
         self.counters.dropped += evicted;
         route.is_some() || series.route.is_none()
@@ -188,9 +188,9 @@ impl History {
     /// Evicts entries without a report for an hour, and those of objects that left the mesh.
     pub(crate) fn evict_expired(&mut self, mesh: &Mesh, at: Duration) {
         let exists = |service: &ServiceName| mesh.service(service).is_some();
-        let is_fresh = |history: &RequestHistory| history.last + HISTORY_LENGTH > at;
+        let is_fresh = |history: &RequestHistory| history.last_request + HISTORY_LENGTH > at;
         self.services.retain(|service, history| exists(service) && is_fresh(history));
-        self.routes.retain(|route, history| has_route_named(mesh, route) && is_fresh(history));
+        self.routes.retain(|route, history| has_route(mesh, route) && is_fresh(history));
         self.edges.retain(|(from, to), history| {
             let source_exists = match from {
                 TrafficSource::Service(from) | TrafficSource::Route(from) => exists(from),
@@ -201,8 +201,8 @@ impl History {
         self.match_counts.evict_expired(mesh, at);
         self.rejections.evict_expired(mesh, at);
         self.sidecars.retain(|workload, _| mesh.workload(workload).is_some());
-        self.verified.retain(|server, clients| {
-            clients.retain(|_, last| *last + VERIFIED_FOR > at);
+        self.verified_clients.retain(|server, clients| {
+            clients.retain(|_, last_request| *last_request + VERIFICATION_VALIDITY > at);
             mesh.workload(server).is_some() && !clients.is_empty()
         });
     }
@@ -232,7 +232,7 @@ impl History {
             let (kind, to) = (kind.to_owned(), ServiceName::to_string(to));
             EdgeStatus { kind, from, to, mtls, rates: history.current_rates(at) }
         };
-        let fresh_for = report_interval.unwrap_or_default().saturating_mul(FRESH_REPORTS);
+        let fresh_for = report_interval.unwrap_or_default().saturating_mul(FRESH_REPORT_INTERVALS);
         let sidecars = self.sidecars.iter();
         TrafficStatus {
             report_interval_ms: report_interval.map(|report_interval| {
@@ -307,9 +307,10 @@ impl<'a> AccountIndex<'a> {
         let (mesh, history, at) = (self.mesh, self.history, self.at);
         let recent_clients = || {
             let servers = mesh.service_workloads(service);
-            let clients = servers.filter_map(|server| history.verified.get(&server.name));
+            let clients = servers.filter_map(|server| history.verified_clients.get(&server.name));
             let clients = clients.flat_map(RecentTable::iter);
-            let recent = clients.filter(|(_, last)| **last + VERIFIED_FOR > at);
+            let recent =
+                clients.filter(|(_, last_request)| **last_request + VERIFICATION_VALIDITY > at);
             recent.map(|(client, _)| client).collect()
         };
         self.recent_clients.entry(service).or_insert_with(recent_clients)
@@ -370,7 +371,7 @@ fn find_caller(mesh: &Mesh, workload: &WorkloadName) -> TrafficSource {
 }
 
 /// True if a route or split of the mesh has this name.
-fn has_route_named(mesh: &Mesh, route: &RouteName) -> bool {
+fn has_route(mesh: &Mesh, route: &RouteName) -> bool {
     let request_kinds = [RouteKind::Http, RouteKind::Grpc];
     request_kinds.into_iter().any(|kind| mesh.http_routes().has_route(&(kind, route.clone())))
         || mesh.traffic_splits().has_route(route)
@@ -379,7 +380,7 @@ fn has_route_named(mesh: &Mesh, route: &RouteName) -> bool {
 }
 
 /// Returns the service that a client requested when `route` forwarded to another one. `None` if it may have
-/// been one of several: sidecars do not report the one.
+/// been one of several services: sidecars do not report the requested one.
 fn route_parent<'a>(
     mesh: &'a Mesh,
     route: &RouteName,
@@ -412,11 +413,11 @@ const MAX_EDGES: usize = 2048;
 
 /// Maximum client accounts kept per workload.
 const MAX_CLIENTS: usize = 64;
-/// The time for which a client's verified requests are remembered.
-const VERIFIED_FOR: Duration = Duration::from_secs(300);
+/// The time after its last verified request for which a client counts as verified.
+const VERIFICATION_VALIDITY: Duration = Duration::from_secs(300);
 
-/// A sidecar is idle after this many report intervals without a report.
-const FRESH_REPORTS: u32 = 3;
+/// The number of report intervals after which a sidecar without a report counts as idle.
+const FRESH_REPORT_INTERVALS: u32 = 3;
 
 #[cfg(test)]
 mod tests;

@@ -22,7 +22,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// An HTTP request handler.
+/// The request handler of a server.
 pub(crate) trait RequestHandler: Send + Sync + 'static {
     /// The response body.
     type Body: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>>
@@ -30,7 +30,7 @@ pub(crate) trait RequestHandler: Send + Sync + 'static {
         + Send
         + 'static;
 
-    /// The name of the server in the log.
+    /// The name of the server in log messages.
     const SERVER: &'static str;
 
     /// The maximum lifetime of a connection; unlimited if absent.
@@ -44,7 +44,7 @@ pub(crate) trait RequestHandler: Send + Sync + 'static {
     ) -> impl Future<Output = Response<Self::Body>> + Send;
 }
 
-/// A client connection.
+/// A connection of a client.
 pub(crate) trait HttpConnection: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     /// Sets `TCP_NODELAY`, so that responses are sent as soon as they are written.
     fn disable_nagle(&self) {}
@@ -123,7 +123,7 @@ async fn serve_connection<H: RequestHandler>(
             let in_progress = half_open.start_response();
             let response = handler.handle_request(request, source).await;
             if response.body().size_hint().exact().is_none() {
-                in_progress.go_on();
+                in_progress.keep_until_closed();
             }
             Ok::<_, Infallible>(end_at_stop(response, stop))
         }
@@ -137,7 +137,7 @@ async fn serve_connection<H: RequestHandler>(
     let mut connection = pin!(connection);
     let expiry = async {
         match H::MAX_LIFE {
-            Some(life) => tokio::time::sleep(life).await,
+            Some(max_life) => tokio::time::sleep(max_life).await,
             None => std::future::pending().await,
         }
     };
@@ -208,7 +208,7 @@ impl<B: Body + Unpin> Body for EndsAtStop<B> {
 pub(crate) fn reject_cross_site(
     uri: &Uri,
     headers: &HeaderMap,
-    names: AcceptedHosts,
+    accepted_hosts: AcceptedHosts,
     is_page: bool,
 ) -> Option<Response<Full<Bytes>>> {
     let values = |name: &'static str| headers.get_all(name).iter();
@@ -217,7 +217,8 @@ pub(crate) fn reject_cross_site(
     };
     let hosts = headers.get_all(HOST).iter().map(|value| value.to_str().unwrap_or_default());
     let host = request_host(uri.authority().map(|authority| authority.as_str()), hosts);
-    let violation = host.and_then(|host| check_origin(host, field, names, is_page)).err()?;
+    let violation =
+        host.and_then(|host| check_origin(host, field, accepted_hosts, is_page)).err()?;
     let status = match violation {
         CrossSiteRequest::MultipleHosts => StatusCode::BAD_REQUEST,
         CrossSiteRequest::Host => StatusCode::MISDIRECTED_REQUEST,

@@ -11,13 +11,13 @@ use tokio::sync::watch;
 
 use crate::authority::AuthorityReceiver;
 
-/// Creates join bundles.
+/// The parts of join bundles, from which bundles for new proxies are created.
 #[derive(Debug)]
 pub(crate) struct Invitations {
     pub(crate) tokens: Arc<Tokens>,
     pub(crate) authority: AuthorityReceiver,
     pub(crate) trust_domain: TrustDomain,
-    /// Addresses of control planes for proxies.
+    /// The addresses of control planes in bundles.
     pub(crate) control: Vec<SocketAddr>,
     /// The default lifetime of a token.
     pub(crate) lifetime: Duration,
@@ -38,7 +38,7 @@ impl Invitations {
         }
         Ok(JoinBundle {
             token: self.tokens.mint(workload, lifetime.unwrap_or(self.lifetime), now)?,
-            control: self.control.clone(),
+            control_addresses: self.control.clone(),
             trust_domain: self.trust_domain.clone(),
             roots: self.authority.borrow().roots(),
         })

@@ -40,11 +40,11 @@ pub(crate) enum FetchOutcome {
     /// A changed key set.
     Changed(Arc<str>),
     /// The same key set as before.
-    Same,
+    Unchanged,
     /// The fetch failed for this reason; the previous set stays.
     Failed(String),
     /// The endpoint is no longer in use.
-    Dropped,
+    EndpointUnused,
 }
 
 /// Returns a policy's JWKS endpoints, with the indices of their issuers.
@@ -58,7 +58,7 @@ pub(crate) fn issuer_sources(policy: &ServicePolicy) -> impl Iterator<Item = (us
 }
 
 /// Returns the JWKS endpoints of an update.
-pub(crate) fn key_sources_of(update: &RegistryUpdate) -> BTreeSet<KeySource> {
+pub(crate) fn key_sources_in_update(update: &RegistryUpdate) -> BTreeSet<KeySource> {
     let policies = update.changes.iter().filter_map(|change| match change {
         Change::Upsert(Object::ServicePolicy(policy)) => Some(policy),
         _ => None,
@@ -71,26 +71,26 @@ pub(crate) fn key_sources_of(update: &RegistryUpdate) -> BTreeSet<KeySource> {
 pub(crate) struct JwksFetcher {
     /// CA certificates (PEM) for JWKS servers; the system's roots if absent.
     roots: Option<PathBuf>,
-    /// The permitted endpoints.
+    /// The servers and files that keys may be fetched from.
     access: Arc<KeyAccess>,
     endpoints: BTreeMap<KeySource, JwksEndpointState>,
     in_progress: JoinSet<(KeySource, Result<JwksResponse, String>)>,
     random: JitterRandom,
 }
 
-/// The state of an endpoint.
+/// The state of a JWKS endpoint.
 #[derive(Debug, Default)]
 struct JwksEndpointState {
     jwks: Option<Arc<str>>,
     /// The ETag of the current set.
     etag: Option<String>,
-    /// Consecutive failures.
+    /// The number of consecutive failures.
     failures: u32,
     /// The time of the next fetch; absent while one is in progress.
     due: Option<Instant>,
     /// Aborts the fetch that began last.
     fetch: Option<AbortHandle>,
-    /// Held while its file is read: threads cannot be aborted, so further reads must not pile up behind one
+    /// Locked while a file is read: threads cannot be aborted, so further reads must not accumulate behind one
     /// that hangs.
     read_lock: Arc<Mutex<()>>,
 }
@@ -104,7 +104,7 @@ enum UnusableJwks {
     Unchanged,
 }
 
-/// The response of an endpoint.
+/// The response of a JWKS endpoint, or the content of a file.
 #[derive(Debug)]
 enum JwksResponse {
     Set { text: String, etag: Option<String>, max_age: Option<Duration> },
@@ -118,8 +118,8 @@ impl JwksFetcher {
         Self { roots, access, endpoints: BTreeMap::new(), in_progress: JoinSet::new(), random }
     }
 
-    /// Fetches each of these endpoints once, for a bounded time, so that sidecars mostly receive a rule
-    /// together with its keys at the start.
+    /// Fetches each of these endpoints once, for at most [`FIRST_FETCH_TIMEOUT`], so that sidecars usually
+    /// receive a rule together with its keys at the start.
     pub(crate) async fn fetch_first(&mut self, active: &BTreeSet<KeySource>) -> Vec<KeyUpdate> {
         let deadline = Instant::now() + FIRST_FETCH_TIMEOUT;
         let mut updates = Vec::new();
@@ -155,7 +155,7 @@ impl JwksFetcher {
                 }
             }
             self.start_due_fetches(now, |_| true);
-            let next = self.next_due(now);
+            let next_fetch = self.next_due(now);
             let result = tokio::select! {
                 changed = active_sources.changed() => if changed.is_err() { return } else { None },
                 // An aborted or panicked fetch has no result.
@@ -164,7 +164,7 @@ impl JwksFetcher {
                         self.record_result(source, result, Instant::now())
                     })
                 }
-                () = sleep_until(next) => None,
+                () = sleep_until(next_fetch) => None,
             };
             if let Some(result) = result
                 && update_sender.send(result).await.is_err()
@@ -176,9 +176,9 @@ impl JwksFetcher {
 
     /// Replaces the set of endpoints in use, and returns those that are no longer in use.
     fn set_sources(&mut self, active: &BTreeSet<KeySource>, now: Instant) -> Vec<KeyUpdate> {
-        let unused = self.endpoints.keys().filter(|source| !active.contains(*source));
-        let unused: Vec<KeySource> = unused.cloned().collect();
-        for source in &unused {
+        let unused_sources = self.endpoints.keys().filter(|source| !active.contains(*source));
+        let unused_sources: Vec<KeySource> = unused_sources.cloned().collect();
+        for source in &unused_sources {
             let endpoint = self.endpoints.remove(source);
             // An aborted fetch must not occupy a slot.
             if let Some(fetch) = endpoint.and_then(|endpoint| endpoint.fetch) {
@@ -190,9 +190,9 @@ impl JwksFetcher {
                 || JwksEndpointState { due: Some(now), ..JwksEndpointState::default() };
             self.endpoints.entry(source.clone()).or_insert_with(new_endpoint);
         }
-        unused
+        unused_sources
             .into_iter()
-            .map(|source| KeyUpdate { source, fetched: FetchOutcome::Dropped })
+            .map(|source| KeyUpdate { source, fetched: FetchOutcome::EndpointUnused })
             .collect()
     }
 
@@ -209,13 +209,13 @@ impl JwksFetcher {
         let mut due_endpoints: Vec<_> =
             self.endpoints.iter_mut().filter(|(_, endpoint)| is_due(endpoint)).collect();
         due_endpoints.sort_by_key(|(_, endpoint)| endpoint.due);
-        let free = MAX_FETCHES.saturating_sub(self.in_progress.len());
-        for (source, endpoint) in due_endpoints.into_iter().take(free) {
+        let free_slots = MAX_FETCHES.saturating_sub(self.in_progress.len());
+        for (source, endpoint) in due_endpoints.into_iter().take(free_slots) {
             endpoint.due = None;
             let (source, etag, roots) = (source.clone(), endpoint.etag.clone(), self.roots.clone());
             let (access, read_lock) = (Arc::clone(&self.access), Arc::clone(&endpoint.read_lock));
             endpoint.fetch = Some(self.in_progress.spawn(async move {
-                let read = match &source {
+                let response = match &source {
                     KeySource::File(path) => {
                         file::read(path.clone(), access.files.clone(), read_lock).await
                     }
@@ -223,18 +223,18 @@ impl JwksFetcher {
                         server::fetch_key_set(server, etag.as_deref(), roots, &access.servers).await
                     }
                 };
-                (source, read)
+                (source, response)
             }));
         }
     }
 
     fn next_due(&self, now: Instant) -> Instant {
         let due = self.endpoints.values().filter_map(|endpoint| endpoint.due);
-        let next = due.min().unwrap_or(now + IDLE_WAIT);
+        let next_fetch = due.min().unwrap_or(now + IDLE_WAIT);
         // At the limit, pending fetches wait for one in progress.
         match self.in_progress.len() >= MAX_FETCHES {
             true => now + IDLE_WAIT,
-            false => next,
+            false => next_fetch,
         }
     }
 
@@ -251,7 +251,7 @@ impl JwksFetcher {
         });
         let (fetched, max_age) = match result {
             Ok((changed, max_age)) => {
-                (changed.map_or(FetchOutcome::Same, FetchOutcome::Changed), max_age)
+                (changed.map_or(FetchOutcome::Unchanged, FetchOutcome::Changed), max_age)
             }
             Err(reason) => (FetchOutcome::Failed(reason), None),
         };
@@ -262,10 +262,14 @@ impl JwksFetcher {
         let wait = match &source {
             KeySource::File(_) => FILE_CHECK_INTERVAL,
             KeySource::Server(server) if endpoint.failures == 0 => {
-                fetch_interval::after_success(server.refresh_interval, max_age, &mut self.random)
+                fetch_interval::delay_after_success(
+                    server.refresh_interval,
+                    max_age,
+                    &mut self.random,
+                )
             }
             KeySource::Server(_) => {
-                fetch_interval::after_failure(endpoint.failures, &mut self.random)
+                fetch_interval::delay_after_failure(endpoint.failures, &mut self.random)
             }
         };
         endpoint.due = Some(now + wait);
@@ -288,12 +292,12 @@ impl JwksEndpointState {
             JwksResponse::Set { text, etag, max_age } => (text, etag, max_age),
         };
         // An unusable set is fetched again, regardless of its ETag.
-        let public = JwtKeys::public_part(&text).inspect_err(|_| self.etag = None)?;
+        let public_part = JwtKeys::public_part(&text).inspect_err(|_| self.etag = None)?;
         self.etag = etag;
-        if self.jwks.as_deref() == Some(&*public) {
+        if self.jwks.as_deref() == Some(&*public_part) {
             return Ok((None, max_age));
         }
-        let jwks: Arc<str> = public.into();
+        let jwks: Arc<str> = public_part.into();
         self.jwks = Some(Arc::clone(&jwks));
         Ok((Some(jwks), max_age))
     }

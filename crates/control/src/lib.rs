@@ -62,4 +62,4 @@ pub use keys::{KeyAccess, PermittedFiles, PermittedServers};
 pub use replaced::ReplacedSidecars;
 pub use review::{ReviewError, ReviewFuture, Reviewer, TokenSubject};
 pub use server_credential::ServerCredentialError;
-pub use watch::{MAX_UPDATES, trust_domain_of};
+pub use watch::{MAX_UPDATES, requested_trust_domain};

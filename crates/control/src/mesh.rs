@@ -35,8 +35,8 @@ pub(crate) use tags::{AffectedByTags, RuleScope, TagObjects};
 /// The mTLS listen addresses of a workload's sidecar, by application port.
 pub(crate) type Listeners = BTreeMap<u16, SocketAddr>;
 
-/// All objects and their relations. The indexes are derived: a mesh changed step by step equals one built at
-/// once.
+/// All objects and their relations. The indexes are derived from the objects: a mesh that was changed step by
+/// step equals one built at once.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Mesh {
     config: MeshConfig,
@@ -44,8 +44,9 @@ pub(crate) struct Mesh {
     revocations: Revocations,
     /// The revocations of `leno revoke`.
     operator_revocations: BTreeSet<RevokedWorkload>,
-    /// The generation of the authority.
+    /// The generation of the certificate authority (CA).
     ca_generation: u64,
+    /// The workloads with a sidecar, and the gateway proxies.
     workloads: BTreeMap<WorkloadName, Workload>,
     services: BTreeMap<ServiceName, Service>,
     routes: RouteAttachments<(RouteKind, RouteName), HttpRoute>,
@@ -59,18 +60,18 @@ pub(crate) struct Mesh {
     grants: BTreeMap<GrantName, ReferenceGrant>,
     gateways: BTreeMap<GatewayName, Arc<Gateway>>,
     unmeshed_workloads: gateways::UnmeshedWorkloads,
-    /// Connected sidecars, only of existing workloads.
+    /// The listen addresses of connected sidecars; only of existing workloads.
     sidecar_listeners: BTreeMap<WorkloadName, Listeners>,
-    /// Workloads with a sidecar and a recently changed port or account.
+    /// Workloads with a sidecar, and a port or account that changed recently.
     changed: sidecars::ChangedWorkloads,
     /// The workloads that each service selects, and the reverse.
     workloads_by_service: Index<ServiceName, WorkloadName>,
     services_by_workload: Index<WorkloadName, ServiceName>,
-    by_account: Index<ServiceAccount, WorkloadName>,
+    workloads_by_account: Index<ServiceAccount, WorkloadName>,
     /// The default policies set on individual workloads, with the number of workloads.
     workload_default_policies: BTreeMap<DefaultPolicy, usize>,
-    by_destination: Index<ServiceAccount, PolicyName>,
-    by_source: Index<ServiceAccount, PolicyName>,
+    targets_by_destination: Index<ServiceAccount, PolicyName>,
+    targets_by_source: Index<ServiceAccount, PolicyName>,
     tags: TagObjects,
     access_policies: access::AccessPolicies,
     addresses: addresses::Addresses,
@@ -98,13 +99,14 @@ impl Mesh {
         self.any_default_policy(|default_policy| default_policy != DefaultPolicy::Allow)
     }
 
-    /// Returns the default policy of a workload, which determines if policies apply.
+    /// Returns the default policy of a workload. With `allow`, allow policies do not apply to it.
     pub(crate) fn default_policy_of(&self, workload: &Workload) -> DefaultPolicy {
-        self.config.mode_of(workload)
+        self.config.default_policy_of(workload)
     }
 
-    /// True if a policy applies to some workload of its destination.
-    pub(crate) fn is_in_force(&self, target: &TrafficTarget) -> bool {
+    /// True if some workload of a policy's destination has a default policy other than `allow`. Without
+    /// workloads, the default policy of the destination's namespace decides.
+    pub(crate) fn is_target_enforced(&self, target: &TrafficTarget) -> bool {
         let workloads =
             self.account_workloads(&target.destination).filter_map(|name| self.workload(name));
         let mut default_policies =
@@ -113,7 +115,9 @@ impl Mesh {
             Some(_) => {
                 default_policies.any(|default_policy| default_policy != DefaultPolicy::Allow)
             }
-            None => self.config.mode_in(&target.destination.namespace) != DefaultPolicy::Allow,
+            None => {
+                self.config.default_policy_in(&target.destination.namespace) != DefaultPolicy::Allow
+            }
         }
     }
 
@@ -188,7 +192,7 @@ impl Mesh {
         &self,
         account: &ServiceAccount,
     ) -> impl Iterator<Item = &WorkloadName> {
-        self.by_account.values_for(account)
+        self.workloads_by_account.values_for(account)
     }
 
     /// True if a namespace has consumer routes for a service of another namespace.
@@ -210,23 +214,23 @@ impl Mesh {
         *namespace == service.namespace || self.grants.values().any(permits)
     }
 
-    /// Returns the policies that determine the callers of an account, by name.
+    /// Returns the `TrafficTarget`s with this account as destination, by name.
     pub(crate) fn targets_of(
         &self,
         destination: &ServiceAccount,
     ) -> impl Iterator<Item = &TrafficTarget> {
-        let names = self.by_destination.values_for(destination);
+        let names = self.targets_by_destination.values_for(destination);
         names.filter_map(|name| self.targets.get(name))
     }
 
-    /// Returns the accounts that some policy lets `source` call.
+    /// Returns the accounts that some `TrafficTarget` lets `source` call.
     pub(crate) fn permitted_accounts(&self, source: &ServiceAccount) -> BTreeSet<&ServiceAccount> {
-        let names = self.by_source.values_for(source);
+        let names = self.targets_by_source.values_for(source);
         let targets = names.filter_map(|name| self.targets.get(name));
         targets.map(|target| &target.destination).collect()
     }
 
-    /// Returns tag rules and lanes.
+    /// Returns the objects with tag rules and lanes.
     pub(crate) fn tags(&self) -> &TagObjects {
         &self.tags
     }
@@ -287,7 +291,7 @@ impl Mesh {
                 self.mark_tags_affected(affected, affected_set);
             }
             Object::SermantRouteRule(rule) => {
-                let affected = self.tags.set_sermant(&rule.name.clone(), Some(rule));
+                let affected = self.tags.set_sermant_rule(&rule.name.clone(), Some(rule));
                 self.mark_tags_affected(affected, affected_set);
             }
             Object::Lane(lane) => {
@@ -324,14 +328,14 @@ impl Mesh {
         }
     }
 
-    /// Adds or replaces a workload: without a sidecar it is unmeshed.
+    /// Adds or replaces a workload. A workload without a sidecar is stored as an unmeshed one.
     fn upsert_workload(&mut self, workload: Workload, affected_set: &mut AffectedSet) {
         let name = workload.name.clone();
-        let (member, unmeshed_workload) = match workload.sidecar {
+        let (meshed_workload, unmeshed_workload) = match workload.sidecar {
             true => (Some(workload), None),
             false => (None, Some(workload)),
         };
-        self.set_workload(&name, member, affected_set);
+        self.set_workload(&name, meshed_workload, affected_set);
         self.set_unmeshed_workload(&name, unmeshed_workload, affected_set);
     }
 
@@ -369,7 +373,7 @@ impl Mesh {
                 self.mark_tags_affected(affected, affected_set);
             }
             ObjectKey::SermantRouteRule(name) => {
-                let affected = self.tags.set_sermant(name, None);
+                let affected = self.tags.set_sermant_rule(name, None);
                 self.mark_tags_affected(affected, affected_set);
             }
             ObjectKey::Lane(name) => {
@@ -399,20 +403,20 @@ impl Mesh {
         affected_set: &mut AffectedSet,
     ) {
         let old = self.workloads.remove(name);
-        let had_strict = self.has_default_deny();
-        self.count_mode(old.as_ref(), new.as_ref());
+        let had_default_deny = self.has_default_deny();
+        self.count_default_policy(old.as_ref(), new.as_ref());
         let old_services = self.services_by_workload.remove_key(name);
         for service in &old_services {
             self.workloads_by_service.remove(service, name);
         }
         if let Some(old) = &old {
-            self.by_account.remove(&old.account, name);
+            self.workloads_by_account.remove(&old.account, name);
         }
         let mut services = old_services;
         let is_same_for_all_clients = affected_set::is_same_for_clients(old.as_ref(), new.as_ref());
         if old != new {
             affected_set.workloads.insert(name.clone());
-            self.addresses.move_workload(old.as_ref(), new.as_ref(), affected_set);
+            self.addresses.update_workload(old.as_ref(), new.as_ref(), affected_set);
         }
         self.update_sidecar(name, old.as_ref(), new.as_ref());
         if let Some(new) = new {
@@ -423,11 +427,11 @@ impl Mesh {
                 self.services_by_workload.insert(name, &service.name);
                 services.insert(service.name.clone());
             }
-            self.by_account.insert(&new.account, name);
+            self.workloads_by_account.insert(&new.account, name);
             self.workloads.insert(name.clone(), new);
         }
         // `defaultPolicy: deny` switches between shared service configurations and one per account.
-        affected_set.all_proxies |= had_strict != self.has_default_deny();
+        affected_set.all_proxies |= had_default_deny != self.has_default_deny();
         if !is_same_for_all_clients {
             for service in services {
                 self.mark_service_affected(&service, affected_set);
@@ -435,7 +439,7 @@ impl Mesh {
         }
     }
 
-    fn count_mode(&mut self, old: Option<&Workload>, new: Option<&Workload>) {
+    fn count_default_policy(&mut self, old: Option<&Workload>, new: Option<&Workload>) {
         let default_policy = |workload: Option<&Workload>| {
             workload.and_then(|workload| workload.admission.default_policy)
         };
@@ -474,7 +478,7 @@ impl Mesh {
             self.services.insert(name.clone(), new);
         }
         if differs {
-            self.addresses.move_service(old.as_ref(), self.services.get(name), affected_set);
+            self.addresses.update_service(old.as_ref(), self.services.get(name), affected_set);
             workloads
                 .iter()
                 .for_each(|workload| self.mark_addresses_affected(workload, affected_set));
@@ -513,15 +517,15 @@ impl Mesh {
         let old = self.targets.remove(name);
         let differs = old != new;
         if let Some(old) = &old {
-            self.by_destination.remove(&old.destination, name);
+            self.targets_by_destination.remove(&old.destination, name);
             for source in &old.sources {
-                self.by_source.remove(source, name);
+                self.targets_by_source.remove(source, name);
             }
         }
         if let Some(new) = &new {
-            self.by_destination.insert(&new.destination, name);
+            self.targets_by_destination.insert(&new.destination, name);
             for source in &new.sources {
-                self.by_source.insert(source, name);
+                self.targets_by_source.insert(source, name);
             }
         }
         if differs && self.has_evaluated_policies() {
@@ -544,8 +548,8 @@ impl Mesh {
         }
     }
 
-    /// Marks a service as changed. With `defaultPolicy: deny` a client may reach a service through a backend of
-    /// its routes, so services that route to it may change too.
+    /// Marks a service as affected. With `defaultPolicy: deny` a client may reach a service through a backend
+    /// of its routes, so services that route to it may change too.
     fn mark_service_affected(&self, name: &ServiceName, affected_set: &mut AffectedSet) {
         affected_set.services.insert(name.clone());
         if self.has_default_deny() {
@@ -562,15 +566,16 @@ impl Mesh {
 
     /// Marks the services and workloads affected by changed tag rules or lanes.
     fn mark_tags_affected(&self, affected: AffectedByTags, affected_set: &mut AffectedSet) {
-        affected_set.all_proxies |= affected.callers;
+        affected_set.all_proxies |= affected.caller_attributes;
         for scope in affected.scopes {
             match scope {
                 RuleScope::Service(service) => {
                     affected_set.services.insert(service);
                 }
                 RuleScope::Namespace(namespace) => {
-                    let inside = self.services.keys().filter(|name| name.namespace == namespace);
-                    affected_set.services.extend(inside.cloned());
+                    let namespace_services =
+                        self.services.keys().filter(|name| name.namespace == namespace);
+                    affected_set.services.extend(namespace_services.cloned());
                 }
                 RuleScope::Mesh => affected_set.services.extend(self.services.keys().cloned()),
             }
@@ -583,10 +588,10 @@ impl Mesh {
 
 /// True if a service selects a workload: same namespace, and all labels of a non-empty selector.
 fn service_selects(service: &Service, workload: &Workload) -> bool {
-    let has = |(key, value): (&String, &String)| workload.labels.get(key) == Some(value);
+    let has_label = |(key, value): (&String, &String)| workload.labels.get(key) == Some(value);
     service.name.namespace == workload.name.namespace
         && !service.selector.is_empty()
-        && service.selector.iter().all(has)
+        && service.selector.iter().all(has_label)
 }
 
 #[cfg(test)]

@@ -23,13 +23,13 @@ pub(crate) fn render_metrics(
     report: &Report<'_>,
     connection_counters: &ConnectionCounters,
     format: ExpositionFormat,
-    names: Option<AliasNames>,
+    alias_names: Option<AliasNames>,
 ) -> String {
     let mut text = String::new();
     let mut writer = ExpositionWriter::new(format, &mut text);
     visit_metrics(report, connection_counters, &mut writer);
-    if let Some(names) = names {
-        write_aliases(&mut writer, names, report, connection_counters);
+    if let Some(alias_names) = alias_names {
+        write_aliases(&mut writer, alias_names, report, connection_counters);
     }
     writer.finish();
     text
@@ -84,9 +84,9 @@ pub(crate) fn visit_metrics(
     );
 }
 
-fn visit_metric(visitor: &mut impl MetricVisitor, metric: &'static MetricFamily, number: u64) {
+fn visit_metric(visitor: &mut impl MetricVisitor, metric: &'static MetricFamily, count: u64) {
     visitor.begin_metric(metric);
-    visitor.record_number(&[], MetricValue::Whole(number));
+    visitor.record_number(&[], MetricValue::Whole(count));
 }
 
 /// Passes a metric with one label to `visitor`, with a number for each label value.
@@ -109,13 +109,13 @@ fn convergence_durations<'a>(report: &Report<'a>) -> DurationBuckets<'a> {
 /// Writes the metrics with an equivalent in the other product, by its name there.
 fn write_aliases(
     writer: &mut ExpositionWriter<'_>,
-    names: AliasNames,
+    alias_names: AliasNames,
     report: &Report<'_>,
     connection_counters: &ConnectionCounters,
 ) {
     let counters = report.connected.counters;
     for alias in ALIASES {
-        writer.start_alias(format!("{}_{}", names.mesh_prefix(), alias.name), alias.kind);
+        writer.start_alias(format!("{}_{}", alias_names.mesh_prefix(), alias.name), alias.kind);
         let number = match alias.name {
             "proxy_connect_count" => report.status().proxies as u64,
             "cert_issued_count" => report.certifier.issued,
@@ -176,7 +176,7 @@ fn visit_queue_metrics(visitor: &mut impl MetricVisitor, report: &Report<'_>) {
         ("queries", report.queues.queries),
         ("signatures", report.certifier.in_progress_count()),
         ("pending", report.connected.pending_count()),
-        ("pushes", report.connected.pushes.open_count()),
+        ("pushes", report.connected.pushes.unacknowledged_count()),
     ];
     visit_labeled(visitor, &QUEUES, "queue", queues.map(|(queue, depth)| (queue, depth as u64)));
 }

@@ -74,20 +74,20 @@ impl MetricSource for MetricsSource {
         self.resource_identity.clone()
     }
 
-    async fn write_metrics(&mut self, pages: MetricRequests) -> Option<MetricRequests> {
-        metric_pages(query_owner(&self.queries, AdminQuery::Points(Box::new(pages))).await?)
+    async fn write_metrics(&mut self, requests: MetricRequests) -> Option<MetricRequests> {
+        metric_requests(query_owner(&self.queries, AdminQuery::Points(Box::new(requests))).await?)
     }
 
-    async fn write_last_metrics(self, pages: MetricRequests) -> Option<MetricRequests> {
+    async fn write_final_metrics(self, requests: MetricRequests) -> Option<MetricRequests> {
         let (sender, response) = oneshot::channel();
-        self.final_query.send((AdminQuery::Points(Box::new(pages)), sender)).ok()?;
-        metric_pages(response.await.ok()?)
+        self.final_query.send((AdminQuery::Points(Box::new(requests)), sender)).ok()?;
+        metric_requests(response.await.ok()?)
     }
 }
 
-fn metric_pages(response: AdminResponse) -> Option<MetricRequests> {
+fn metric_requests(response: AdminResponse) -> Option<MetricRequests> {
     match response {
-        AdminResponse::Points(pages) => Some(*pages),
+        AdminResponse::Points(requests) => Some(*requests),
         AdminResponse::Json(_)
         | AdminResponse::Objects(_)
         | AdminResponse::Metrics(..)

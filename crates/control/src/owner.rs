@@ -1,4 +1,5 @@
-//! The one task that owns the mesh: `next` waits, `apply` handles.
+//! The task that owns the mesh and the state of all proxies: `next` waits for an event, `apply_event` handles
+//! it.
 
 mod admin_query;
 mod claims;
@@ -53,7 +54,7 @@ pub(crate) struct Owner {
     pub(crate) presence: Presence,
     pub(crate) startup_grace: StartupGrace,
     pub(crate) certifier: Certifier,
-    /// Joins that wait until a registry reports their workload.
+    /// Joins that wait for a registry to report their workload.
     pub(crate) pending_registrations: Vec<PendingRegistration>,
     pub(crate) diagnostics: Diagnostics,
     pub(crate) keys: JwksFetches,
@@ -74,15 +75,15 @@ pub(crate) struct Owner {
     pub(crate) logs: LogLimits<String>,
     /// The URL of the page.
     pub(crate) page_url: Option<String>,
-    /// The URL of live requests on the page.
+    /// The URL of the page's view of live requests.
     pub(crate) live_url: Option<String>,
     /// Applications run by this machine's supervisor.
     pub(crate) applications: Applications,
-    /// Replaced sidecars.
+    /// Rejections of replaced sidecars, which may join again.
     pub(crate) replaced: ReplacedRejections,
     /// True if a supervisor in this process runs the sidecar of each workload.
     pub(crate) supervised: bool,
-    /// True in Kubernetes.
+    /// True if the control plane runs in Kubernetes.
     pub(crate) kubernetes: bool,
 }
 
@@ -103,7 +104,7 @@ pub(crate) struct Inbox {
     pub(crate) authority: AuthorityReceiver,
     pub(crate) revoked: watch::Receiver<RevokedWorkloads>,
     pub(crate) keys: mpsc::Receiver<KeyUpdate>,
-    /// The last query, after shutdown, for the final metrics export.
+    /// The query of the final metrics export, after the shutdown.
     pub(crate) final_query: oneshot::Receiver<(AdminQuery, oneshot::Sender<AdminResponse>)>,
     pub(crate) stop: watch::Receiver<bool>,
 }
@@ -133,11 +134,11 @@ pub(crate) struct OwnerOutputs {
 enum OwnerEvent {
     Update(RegistryUpdate),
     Event(QueuedEvent),
-    /// The next slice of a response.
+    /// The next slice of an unfinished response.
     Slice,
     Query(AdminQuery, oneshot::Sender<AdminResponse>),
     Certifier(CertifierEvent),
-    /// The CA generation of new certificates.
+    /// The CA generation of new certificates changed.
     CaGeneration(u64),
     /// The complete set of workloads revoked by `leno revoke`.
     Revoked(RevokedWorkloads),
@@ -146,20 +147,20 @@ enum OwnerEvent {
     Stop,
 }
 
-/// The time of an event.
+/// The time of an event, by the monotonic clock and by the wall clock.
 #[derive(Clone, Copy)]
 struct EventTime {
     clock: Instant,
     wall: SystemTime,
 }
 
-/// The result of an event: it is handled, or the response to its proxy is compiled in slices.
+/// The state of an event after a step: it is handled, or the response to its proxy is compiled in slices.
 enum EventHandling {
     Handled,
     InSlices(ConnectionId),
 }
 
-/// Whether the loop of the owner goes on.
+/// The decision to continue or stop the owner's loop.
 #[derive(PartialEq, Eq)]
 enum LoopControl {
     Continue,
@@ -190,7 +191,7 @@ impl Owner {
     /// Applies the first update of the registries, before watchers and proxies connect.
     pub(crate) fn with_first_update(
         mut self,
-        first: RegistryUpdate,
+        first_update: RegistryUpdate,
         keys: Vec<KeyUpdate>,
         trust_domain: &TrustDomain,
         ca_generation: u64,
@@ -203,7 +204,7 @@ impl Owner {
             trust_domain: trust_domain.clone(),
             ..MeshConfig::default()
         })));
-        self.apply_update(first, now);
+        self.apply_update(first_update, now);
         keys.into_iter().for_each(|key_update| self.apply_key_update(key_update, now));
         self.publish_state(now);
         self
@@ -215,7 +216,7 @@ impl Owner {
             events: inbox.events.len(),
             queries: inbox.queries.len(),
         };
-        let wake = self.wake_at();
+        let wake_time = self.next_wake_time();
         let has_slices = !self.unfinished.is_empty();
         tokio::select! {
             Some(update) = inbox.updates.recv() => OwnerEvent::Update(update),
@@ -230,13 +231,13 @@ impl Owner {
             Some(key_update) = inbox.keys.recv() => OwnerEvent::Keys(key_update),
             () = std::future::ready(()), if has_slices => OwnerEvent::Slice,
             signing_event = self.certifier.next() => OwnerEvent::Certifier(signing_event),
-            () = tokio::time::sleep_until(wake) => OwnerEvent::Timer,
+            () = tokio::time::sleep_until(wake_time) => OwnerEvent::Timer,
             _ = inbox.stop.wait_for(|stop| *stop) => OwnerEvent::Stop,
         }
     }
 
-    fn wake_at(&self) -> Instant {
-        let sweep = self.last_sweep + SWEEP_INTERVAL;
+    fn next_wake_time(&self) -> Instant {
+        let next_sweep = self.last_sweep + SWEEP_INTERVAL;
         let times = [
             self.connected.due_at(),
             self.presence.next_deadline(),
@@ -244,37 +245,37 @@ impl Owner {
             self.outputs.next_report,
             self.join_deadline(),
         ];
-        times.into_iter().flatten().fold(sweep, Instant::min)
+        times.into_iter().flatten().fold(next_sweep, Instant::min)
     }
 
     fn apply_event(&mut self, event: OwnerEvent, now: EventTime) -> LoopControl {
         // Traffic reports and fetches without new keys do not change the watched values.
-        let is_quiet = match &event {
+        let keeps_watched_values = match &event {
             OwnerEvent::Timer | OwnerEvent::Slice | OwnerEvent::Query(..) => true,
             OwnerEvent::Event(QueuedEvent {
                 event: Event::Traffic { .. } | Event::Reported { .. },
                 ..
             }) => true,
             OwnerEvent::Keys(key_update) => {
-                matches!(key_update.fetched, FetchOutcome::Same | FetchOutcome::Failed(_))
+                matches!(key_update.fetched, FetchOutcome::Unchanged | FetchOutcome::Failed(_))
             }
             _ => false,
         };
-        if !is_quiet {
+        if !keeps_watched_values {
             self.schedule_report(now);
         }
         match event {
             OwnerEvent::Update(update) => self.apply_update(update, now),
             OwnerEvent::Event(QueuedEvent { event, turn }) => {
                 let work_before = self.connected.total_work();
-                let progress = self.handle_event(event, now);
-                self.charge_turn(progress, work_before, turn, now);
+                let event_handling = self.handle_event(event, now);
+                self.charge_turn(event_handling, work_before, turn, now);
             }
             OwnerEvent::Slice => {
                 if let Some((connection, turn)) = self.unfinished.pop_front() {
                     let work_before = self.connected.total_work();
-                    let progress = self.continue_response(connection);
-                    self.charge_turn(progress, work_before, turn, now);
+                    let event_handling = self.continue_response(connection);
+                    self.charge_turn(event_handling, work_before, turn, now);
                 }
             }
             OwnerEvent::Query(query, reply_sender) => {
@@ -295,7 +296,7 @@ impl Owner {
                     self.connected.record_change(
                         &affected_set,
                         &self.mesh,
-                        ChangeCause::Authority,
+                        ChangeCause::AuthorityChanged,
                         now.clock,
                         now.clock,
                     );
@@ -316,14 +317,14 @@ impl Owner {
     /// Charges a connection for the work of its turn, and queues the turn again if slices remain.
     fn charge_turn(
         &mut self,
-        progress: EventHandling,
+        event_handling: EventHandling,
         work_before: u64,
         turn: ConnectionTurn,
         now: EventTime,
     ) {
         let work = self.connected.total_work().saturating_sub(work_before);
         turn.charge(EVENT_UNITS.saturating_add(work), now.clock);
-        if let EventHandling::InSlices(connection) = progress {
+        if let EventHandling::InSlices(connection) = event_handling {
             self.unfinished.push_back((connection, turn));
         }
     }
@@ -338,7 +339,7 @@ impl Owner {
         self.outputs.next_report.get_or_insert(due);
     }
 
-    /// Handles the timers that have expired, independent of the event.
+    /// Handles all expired timers, after any event.
     fn handle_timers(&mut self, now: EventTime) {
         for workload in self.presence.take_lost(now.clock) {
             tracing::info!(%workload, "the sidecar did not reconnect: its endpoints are withdrawn");
@@ -351,7 +352,7 @@ impl Owner {
                 self.connected.record_change(
                     &affected_set,
                     &self.mesh,
-                    ChangeCause::Gone(workload),
+                    ChangeCause::ListenersWithdrawn(workload),
                     now.clock,
                     now.clock,
                 );
@@ -367,7 +368,7 @@ impl Owner {
         if self.connected.due_at().is_some_and(|due| due <= now.clock) {
             self.connected.publish(&self.mesh, self.startup_grace.grace_state(), now.clock);
         }
-        if self.join_deadline().is_some_and(|until| until <= now.clock) {
+        if self.join_deadline().is_some_and(|deadline| deadline <= now.clock) {
             self.retry_pending_joins(now);
         }
         if self.last_sweep + SWEEP_INTERVAL <= now.clock {
@@ -380,7 +381,7 @@ impl Owner {
             self.publish_state(now);
             let report_end = Instant::now();
             self.outputs.earliest_report =
-                Some(report_end + report_end.duration_since(report_start) * REPORT_PAUSE);
+                Some(report_end + report_end.duration_since(report_start) * REPORT_PAUSE_FACTOR);
         }
     }
 
@@ -393,30 +394,32 @@ impl Owner {
         }
         let mut affected_set = AffectedSet::default();
         let mut workloads = BTreeSet::new();
-        let count = changes.len();
-        let mut first = None;
+        let change_count = changes.len();
+        let mut first_change = None;
         for change in changes {
             let key = match &change {
                 Change::Upsert(object) => object.object_key(),
                 Change::Remove(key) => key.clone(),
             };
             tracing::debug!(object = %key, "changed");
-            first.get_or_insert_with(|| (key.clone(), ObjectEdit::from_change(&change)));
+            first_change.get_or_insert_with(|| (key.clone(), ObjectEdit::from_change(&change)));
             if let ObjectKey::Workload(name) = key {
                 workloads.insert(name);
             }
             affected_set.merge(self.mesh.apply(change));
         }
-        let cause = match first {
-            Some((key, edit)) if count > 1 => ChangeCause::Objects(count, key, edit),
-            Some((key, edit)) => ChangeCause::Object(key, edit),
+        let cause = match first_change {
+            Some((key, edit)) if change_count > 1 => {
+                ChangeCause::ObjectsChanged(change_count, key, edit)
+            }
+            Some((key, edit)) => ChangeCause::ObjectChanged(key, edit),
             None => return,
         };
         self.publish_key_sources();
         self.publish_metrics_destination();
         self.connected.record_change(&affected_set, &self.mesh, cause, noticed, now.clock);
         tracing::info!(
-            changes = count,
+            changes = change_count,
             id = self.connected.newest_change().0,
             "the configuration has changed"
         );
@@ -433,7 +436,7 @@ impl Owner {
         }
         for name in workloads {
             // Another control plane may have read the files first.
-            if self.connected.of_workload(&name).is_none() {
+            if self.connected.connection_of_workload(&name).is_none() {
                 self.apply_registration(&name, now);
             }
         }
@@ -458,11 +461,11 @@ impl Owner {
             Event::SubscriptionsChanged { connection, change } => {
                 return self.change_subscriptions(connection, *change, now);
             }
-            Event::Applied { connection, change, rejected_count: refused, bytes } => {
-                self.connected.record_applied(connection, change, refused, bytes, now.clock);
+            Event::Applied { connection, change, rejected_count, bytes } => {
+                self.connected.record_applied(connection, change, rejected_count, bytes, now.clock);
             }
-            Event::Rejected { connection, rejections: refusals } => {
-                self.record_rejections(connection, refusals, now)
+            Event::Rejected { connection, rejections } => {
+                self.record_rejections(connection, rejections, now)
             }
             Event::Traffic { connection, traffic } => {
                 let at = now.clock.duration_since(self.history_start);
@@ -470,15 +473,15 @@ impl Owner {
                     self.history.record_report(&self.mesh, &proxy.workload, &traffic, at);
                 }
             }
-            Event::CertificateRequested { connection, csr, reply: answer } => {
-                self.renew_certificate(connection, csr, answer, now);
+            Event::CertificateRequested { connection, csr, reply } => {
+                self.renew_certificate(connection, csr, reply, now);
             }
             Event::JoinRequested(joining) => self.join(joining, now),
             Event::Disconnected { connection } => self.handle_disconnect(connection, now),
-            // The report follows every event.
+            // The event only triggers the report, as every event does.
             Event::PeerConnected => {}
-            Event::PeerSidecars { connection, connected: here, disconnected: gone } => {
-                self.apply_replica_report(connection, here, &gone, now);
+            Event::PeerSidecars { connection, connected, disconnected } => {
+                self.apply_replica_report(connection, connected, &disconnected, now);
             }
             Event::PeerDisconnected { connection } => {
                 for workload in self.peers.remove_peer(connection).keys() {
@@ -497,7 +500,7 @@ impl Owner {
     ) {
         let cause = match listeners {
             Some(_) => ChangeCause::ListenersChanged(workload.clone()),
-            None => ChangeCause::Gone(workload.clone()),
+            None => ChangeCause::ListenersWithdrawn(workload.clone()),
         };
         let affected_set = self.mesh.set_listeners(workload, listeners);
         if !affected_set.is_empty() {
@@ -509,13 +512,13 @@ impl Owner {
     fn end_expired_streams(&mut self, now: EventTime) {
         self.history.evict_expired(&self.mesh, now.clock.duration_since(self.history_start));
         let is_expired = |proxy: &ConnectedProxy| proxy.expires <= now.wall;
-        let to_end: Vec<(ConnectionId, bool)> = self
+        let streams_to_end: Vec<(ConnectionId, bool)> = self
             .connected
             .proxies()
             .filter(|(_, proxy)| is_expired(proxy) || proxy.is_closed())
             .map(|(connection, proxy)| (connection, proxy.is_closed()))
             .collect();
-        for (connection, has_ended) in to_end {
+        for (connection, has_ended) in streams_to_end {
             match has_ended {
                 true => self.handle_disconnect(connection, now),
                 false => self.dismiss_proxy(connection, EXPIRED_REASON.to_owned(), now),
@@ -541,8 +544,8 @@ fn listener_map(listeners: &[InboundListener]) -> Listeners {
 /// The interval of checks for streams that should have ended by themselves.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
 
-/// The time after a change of a workload's port or account in which requests wait for its sidecar: the old
-/// sidecar drains, the application ends, and the new sidecar starts.
+/// The time for which requests wait for the sidecar of a workload after a change of its port or account: the
+/// old sidecar drains, the application exits, and the new sidecar starts.
 const CHANGED_SIDECAR_WAIT: Duration = Duration::from_secs(30);
 
 /// The delay of reports to watchers; a burst of events causes a single report.
@@ -550,7 +553,7 @@ const REPORT_DELAY: Duration = Duration::from_millis(10);
 
 /// The pause after a report to all watchers, in multiples of its duration: reports take less than a tenth of
 /// the time.
-const REPORT_PAUSE: u32 = 10;
+const REPORT_PAUSE_FACTOR: u32 = 10;
 
 /// The base cost of an event in a connection's budget, without the counted work.
 const EVENT_UNITS: u64 = 32;

@@ -1,4 +1,4 @@
-//! The browser page: embedded files, and the JSON of the admin socket.
+//! The browser page of the control plane: embedded files, and the JSON of the admin socket.
 //!
 //! It is read-only. On loopback every local user may open it; elsewhere, and for live requests everywhere, the
 //! token is required. A page of another site cannot read it (no CORS), frame it, or reach it by its own host
@@ -121,7 +121,7 @@ pub(crate) struct PageResources {
     pub(crate) directory: Arc<DataDirectory>,
 }
 
-/// Returns the token of the last run, which scrapers have; a new one if it cannot be stored.
+/// Returns the token of the last run, which scrapers use. If it cannot be stored, this run gets a new token.
 fn stored_token(file: &Path) -> io::Result<String> {
     match leno_identity::read_or_create_secret(file) {
         Ok(token) => Ok(token),
@@ -136,24 +136,26 @@ fn bind_listener(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
     if address.port() != 0 {
         return leno_listen::bind(address);
     }
-    let text =
+    let address_text =
         read_regular_text(file, FileOrigin::Leno, MAX_ADDRESS_BYTES).unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot read the page address of the last run");
             None
         });
-    let previous = text.and_then(|text| text.trim().parse().ok());
-    if let Some(previous) = previous.filter(|previous: &SocketAddr| previous.ip() == address.ip()) {
-        match leno_listen::bind(previous) {
+    let previous_address = address_text.and_then(|address_text| address_text.trim().parse().ok());
+    if let Some(previous_address) = previous_address
+        .filter(|previous_address: &SocketAddr| previous_address.ip() == address.ip())
+    {
+        match leno_listen::bind(previous_address) {
             Ok(listener) => return Ok(listener),
             Err(error) => tracing::warn!(
-                address = %previous, %error,
+                address = %previous_address, %error,
                 "cannot reuse the page address of the last run: using another one"
             ),
         }
     }
     let listener = leno_listen::bind(address)?;
-    let text = listener.local_addr()?.to_string();
-    if let Err(error) = leno_identity::replace_private(file, text.as_bytes()) {
+    let address_text = listener.local_addr()?.to_string();
+    if let Err(error) = leno_identity::replace_private(file, address_text.as_bytes()) {
         tracing::warn!(%error, "cannot store the page address for the next run");
     }
     Ok(listener)
@@ -163,7 +165,7 @@ fn bind_listener(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
 struct PageServer {
     queries: AdminQueries,
     page_token: Option<PageToken>,
-    /// The token required for live requests, in addition to the key if there is one.
+    /// The token required for live requests, in addition to the page's token if there is one.
     live_token: String,
     explain_runner: ExplainRunner,
     taps: Arc<Taps>,
@@ -193,7 +195,7 @@ impl RequestHandler for PageServer {
 
     const SERVER: &'static str = "page";
 
-    /// Bounds the age of connections: browsers reconnect.
+    /// The maximum age of a connection; browsers reconnect.
     const MAX_LIFE: Option<Duration> = Some(Duration::from_secs(120));
 
     async fn handle_request(
@@ -201,17 +203,15 @@ impl RequestHandler for PageServer {
         request: Request<Incoming>,
         source: ConnectionSource,
     ) -> Response<Self::Body> {
-        let (parts, _) = request.into_parts();
-        let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
+        let (head, _) = request.into_parts();
+        let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
         let mut response =
-            match admit_request(self.page_token.as_ref(), &parts.uri, &parts.headers, target) {
+            match admit_request(self.page_token.as_ref(), &head.uri, &head.headers, target) {
                 PageAdmission::Admitted => match target.strip_prefix("/api/tap?") {
-                    Some(query) if parts.method == Method::GET => {
-                        self.stream_tap(&parts.headers, query)
+                    Some(query) if head.method == Method::GET => {
+                        self.stream_tap(&head.headers, query)
                     }
-                    _ => {
-                        self.handle_admitted(&parts.method, target, source).await.map(Either::Left)
-                    }
+                    _ => self.handle_admitted(&head.method, target, source).await.map(Either::Left),
                 },
                 PageAdmission::Respond(response) => response.map(Either::Left),
             };
@@ -275,8 +275,8 @@ impl PageServer {
         headers: &HeaderMap,
         query: &str,
     ) -> Response<Either<Full<Bytes>, TapBody>> {
-        let is_authorized =
-            bearer_token(headers).is_some_and(|presented| is_equal(presented, &self.live_token));
+        let is_authorized = bearer_token(headers)
+            .is_some_and(|presented_token| is_equal(presented_token, &self.live_token));
         if !is_authorized {
             return text_response(StatusCode::UNAUTHORIZED, LIVE_TOKEN_REQUIRED.to_owned())
                 .map(Either::Left);
@@ -329,7 +329,7 @@ fn reasons_json() -> String {
 /// The admission of a request.
 enum PageAdmission {
     Admitted,
-    /// The request is not admitted: this is the response, a rejection or a redirect.
+    /// The request is not admitted; the response is a rejection or a redirect.
     Respond(Box<Response<Full<Bytes>>>),
 }
 
@@ -340,21 +340,22 @@ fn admit_request(
     headers: &HeaderMap,
     target: &str,
 ) -> PageAdmission {
-    let reject = |status, reason: &str| {
+    let reject_request = |status, reason: &str| {
         PageAdmission::Respond(Box::new(text_response(status, reason.to_owned())))
     };
-    let names = if page_token.is_some() { AcceptedHosts::Any } else { AcceptedHosts::Local };
+    let accepted_hosts =
+        if page_token.is_some() { AcceptedHosts::Any } else { AcceptedHosts::Local };
     // A link on another site may open the page itself, and none of its data.
     let is_page = target.starts_with("/?token=") || FILES.iter().any(|(name, ..)| *name == target);
-    if let Some(response) = reject_cross_site(uri, headers, names, is_page) {
+    if let Some(response) = reject_cross_site(uri, headers, accepted_hosts, is_page) {
         return PageAdmission::Respond(Box::new(response));
     }
     let Some(PageToken { token, cookie: name }) = page_token else {
         return PageAdmission::Admitted;
     };
-    if let Some(presented) = target.strip_prefix("/?token=") {
-        if !is_equal(presented, token) {
-            return reject(StatusCode::UNAUTHORIZED, TOKEN_REQUIRED);
+    if let Some(presented_token) = target.strip_prefix("/?token=") {
+        if !is_equal(presented_token, token) {
+            return reject_request(StatusCode::UNAUTHORIZED, TOKEN_REQUIRED);
         }
         let mut response = text_response(StatusCode::SEE_OTHER, String::new());
         let cookie = format!("{name}={token}; HttpOnly; SameSite=Strict; Path=/");
@@ -364,13 +365,17 @@ fn admit_request(
         response.headers_mut().insert(LOCATION, HeaderValue::from_static("/"));
         return PageAdmission::Respond(Box::new(response));
     }
-    let bearer = bearer_token(headers);
+    let presented_bearer = bearer_token(headers);
     let cookies = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut cookies = cookies.flat_map(|value| value.split("; "));
     let cookie = cookies.find_map(|pair| pair.strip_prefix(name.as_str())?.strip_prefix('='));
-    match [bearer, cookie].into_iter().flatten().any(|presented| is_equal(presented, token)) {
+    match [presented_bearer, cookie]
+        .into_iter()
+        .flatten()
+        .any(|presented_token| is_equal(presented_token, token))
+    {
         true => PageAdmission::Admitted,
-        false => reject(StatusCode::UNAUTHORIZED, TOKEN_REQUIRED),
+        false => reject_request(StatusCode::UNAUTHORIZED, TOKEN_REQUIRED),
     }
 }
 
@@ -379,7 +384,7 @@ fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     headers.get(AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
-/// Compares in constant time.
+/// Compares two secrets in constant time.
 fn is_equal(a: &str, b: &str) -> bool {
     let pairs = a.bytes().zip(b.bytes());
     a.len() == b.len() && pairs.fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
@@ -420,10 +425,12 @@ const FILES: &[(&str, &str, &str)] = &[
 const TOKEN_FILE: &str = "page-token";
 /// The file in the data directory with the page's last address.
 const ADDRESS_FILE: &str = "page.address";
-/// The maximum length of an address.
+/// The maximum length of the stored address in bytes.
 const MAX_ADDRESS_BYTES: u64 = 64;
 
+/// The content type of HTML files.
 const HTML: &str = "text/html; charset=utf-8";
+/// The content type of scripts.
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Maximum concurrent browser connections; more wait. One browser has up to six.

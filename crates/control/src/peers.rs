@@ -94,7 +94,8 @@ impl Peers {
         self.registered.remove(&peer).unwrap_or_default()
     }
 
-    /// Returns the control plane that has a sidecar, as far as known: the one with its newest stream.
+    /// Returns the known control plane with the newest stream of a sidecar, and the sidecar's registration
+    /// there.
     pub(crate) fn newest_registration(
         &self,
         workload: &WorkloadName,
@@ -135,16 +136,18 @@ pub(crate) async fn follow_all(
     let active = watch::Sender::new(BTreeSet::new());
     let context = Arc::new(context);
     let mut stop = context.stop.clone();
-    let mut following = BTreeSet::new();
+    let mut followed_addresses = BTreeSet::new();
     let mut tasks = JoinSet::new();
     let mut discovery_runs = discovered.is_some();
     loop {
-        let mut current = configured.clone();
+        let mut current_addresses = configured.clone();
         if let Some(discovered) = &mut discovered {
-            current.extend(discovered.borrow_and_update().iter().copied());
+            current_addresses.extend(discovered.borrow_and_update().iter().copied());
         }
-        active.send_replace(current.clone());
-        for address in current.into_iter().filter(|address| following.insert(*address)) {
+        active.send_replace(current_addresses.clone());
+        for address in
+            current_addresses.into_iter().filter(|address| followed_addresses.insert(*address))
+        {
             let (active, context) = (active.subscribe(), Arc::clone(&context));
             tasks.spawn(async move {
                 follow_until_removed(address, active, context).await;
@@ -156,15 +159,15 @@ pub(crate) async fn follow_all(
             _ = stop.wait_for(|stop| *stop) => return,
             // When discovery ends, its last control planes stay.
             changed = wait_for_change(&mut discovered), if discovery_runs => discovery_runs = changed.is_ok(),
-            Some(ended) = tasks.join_next(), if !context.events.is_closed() => match ended {
-                Ok(ended) => {
-                    following.remove(&ended);
+            Some(ended_address) = tasks.join_next(), if !context.events.is_closed() => match ended_address {
+                Ok(ended_address) => {
+                    followed_addresses.remove(&ended_address);
                 }
                 // Restart all: the error does not identify the task.
                 Err(error) => {
                     tracing::error!(%error, "following another control plane failed");
                     tasks.abort_all();
-                    following.clear();
+                    followed_addresses.clear();
                 }
             },
         }
@@ -212,7 +215,7 @@ async fn follow_once(
     let timed_out = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
     let stream = timeout(CONNECT_TIMEOUT, handshake).await.map_err(timed_out)??;
     tracing::info!(%address, "following another control plane");
-    // A distinct number range, so that it never equals a proxy's.
+    // The number is from a range of its own, so that it never equals that of a proxy's connection.
     let number = PEER_STREAMS.fetch_add(1, Ordering::Relaxed);
     let events = context.events.create_sender(Arc::new(Budget::new(Instant::now())));
     let number = ConnectionId(number);
@@ -220,7 +223,7 @@ async fn follow_once(
     Ok(Box::pin(follow_peer(stream, number, events)).await)
 }
 
-/// Keeps the address of a stream in the table while it is open.
+/// An entry of the address table that is removed when the stream ends.
 struct RegisteredAddress(PeerAddresses, ConnectionId);
 
 impl RegisteredAddress {
@@ -250,25 +253,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_stream_of_a_sidecar_decides_who_has_it() {
+    fn a_sidecar_belongs_to_the_control_plane_with_its_newest_stream() {
         let workload: WorkloadName = "shop/cart-1".parse().unwrap();
         let [first, second] = [1, 2].map(ConnectionId);
         let registration = |session| Registration { listeners: Vec::new(), session };
         let mut peers = Peers::default();
-        let newest = |peers: &Peers| {
+        let newest_peer = |peers: &Peers| {
             peers
                 .newest_registration(&workload)
                 .map(|(peer, registered)| (peer, registered.session))
         };
-        assert_eq!(newest(&peers), None);
+        assert_eq!(newest_peer(&peers), None);
         peers.record_registration(second, workload.clone(), registration(5));
         peers.record_registration(first, workload.clone(), registration(7));
-        assert_eq!(newest(&peers), Some((first, 7)));
+        assert_eq!(newest_peer(&peers), Some((first, 7)));
         peers.record_registration(second, workload.clone(), registration(9));
-        assert_eq!(newest(&peers), Some((second, 9)));
+        assert_eq!(newest_peer(&peers), Some((second, 9)));
         assert_eq!(peers.remove_peer(second).len(), 1);
-        assert_eq!((newest(&peers), peers.peer_count()), (Some((first, 7)), 1));
+        assert_eq!((newest_peer(&peers), peers.peer_count()), (Some((first, 7)), 1));
         peers.remove_sidecar(first, &workload);
-        assert_eq!(newest(&peers), None);
+        assert_eq!(newest_peer(&peers), None);
     }
 }

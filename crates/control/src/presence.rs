@@ -14,14 +14,14 @@ use crate::publish::GracePeriod;
 #[derive(Debug, Default)]
 pub(crate) struct Presence {
     sidecars: BTreeMap<WorkloadName, SidecarPresence>,
-    /// Workloads with a changed port or account, each until requests no longer wait for its sidecar.
-    changed: BTreeMap<WorkloadName, Instant>,
+    /// Workloads with a changed port or account, each with the time until which requests wait for its sidecar.
+    awaited_sidecars: BTreeMap<WorkloadName, Instant>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SidecarPresence {
     Connected(ConnectionId),
-    /// Its stream ended; the grace period ends at this time.
+    /// The stream of the sidecar ended; its grace period ends at this time.
     Missing(Instant),
 }
 
@@ -32,38 +32,38 @@ impl Presence {
         self.sidecars.insert(workload.clone(), presence);
     }
 
-    /// Handles the end of a stream: its sidecar is missing, unless it already has another stream.
+    /// Marks a sidecar as missing after the end of its stream, unless it already has another stream.
     pub(crate) fn mark_missing(
         &mut self,
         workload: &WorkloadName,
         connection: ConnectionId,
-        until: Instant,
+        grace_end: Instant,
     ) {
         if let Some(presence) = self.sidecars.get_mut(workload)
             && *presence == SidecarPresence::Connected(connection)
         {
-            *presence = SidecarPresence::Missing(until);
+            *presence = SidecarPresence::Missing(grace_end);
         }
     }
 
-    /// Handles a reconnected sidecar that has not reported its listeners: the known ones may be outdated.
-    pub(crate) fn mark_uncertain(&mut self, workload: &WorkloadName, until: Instant) {
-        let presence = SidecarPresence::Missing(until);
+    /// Marks a reconnected sidecar that has not reported its listeners: the previous ones may be outdated.
+    pub(crate) fn mark_uncertain(&mut self, workload: &WorkloadName, grace_end: Instant) {
+        let presence = SidecarPresence::Missing(grace_end);
         self.sidecars.insert(workload.clone(), presence);
     }
 
     /// Records the change of a workload: requests wait for its sidecar until `until`.
     pub(crate) fn expect_sidecar(&mut self, workload: &WorkloadName, until: Instant) {
-        self.changed.insert(workload.clone(), until);
+        self.awaited_sidecars.insert(workload.clone(), until);
     }
 
     /// Removes and returns the changed workloads for whose sidecars requests no longer wait.
     pub(crate) fn take_expired_waits(&mut self, now: Instant) -> Vec<WorkloadName> {
-        let expired = self.changed.extract_if(.., |_, until| *until <= now);
+        let expired = self.awaited_sidecars.extract_if(.., |_, until| *until <= now);
         expired.map(|(workload, _)| workload).collect()
     }
 
-    /// Removes a workload.
+    /// Removes the sidecar of a workload.
     pub(crate) fn remove_workload(&mut self, workload: &WorkloadName) {
         self.sidecars.remove(workload);
     }
@@ -72,7 +72,7 @@ impl Presence {
     pub(crate) fn take_lost(&mut self, now: Instant) -> Vec<WorkloadName> {
         let mut lost = Vec::new();
         self.sidecars.retain(|workload, presence| match presence {
-            SidecarPresence::Missing(until) if *until <= now => {
+            SidecarPresence::Missing(grace_end) if *grace_end <= now => {
                 lost.push(workload.clone());
                 false
             }
@@ -88,7 +88,7 @@ impl Presence {
             SidecarPresence::Connected(_) => None,
         };
         let missing = self.sidecars.values().filter_map(until);
-        missing.chain(self.changed.values().copied()).min()
+        missing.chain(self.awaited_sidecars.values().copied()).min()
     }
 
     pub(crate) fn is_missing(&self, workload: &WorkloadName) -> bool {
@@ -108,11 +108,11 @@ impl StartupGrace {
         Self { until: Some(now + settle) }
     }
 
-    /// Indicates if sidecars that have not reported yet may still be reconnecting.
+    /// Returns the state of the startup grace period.
     pub(crate) fn grace_state(&self) -> GracePeriod {
         match self.until {
-            Some(_) => GracePeriod::Yes,
-            None => GracePeriod::No,
+            Some(_) => GracePeriod::Active,
+            None => GracePeriod::Ended,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Publication of changes: sends each change to the affected proxies only, after a short debounce time.
+//! Publication of changes: sends each change of the mesh to the affected proxies, after a short debounce time.
 
 mod change_log;
 mod proxy;
@@ -12,7 +12,7 @@ use leno_model::{ServiceName, WorkloadName};
 use tokio::time::Instant;
 
 use crate::compile::{
-    ServiceConfigCache, address_entries, compile_config, dns_record, prepare_services,
+    ServiceConfigCache, address_entries, compile_config, dns_records, prepare_services,
     uncertain_endpoints, used_services,
 };
 use crate::config::Times;
@@ -28,7 +28,8 @@ pub(crate) struct ConnectedProxies {
     times: Times,
     proxies: BTreeMap<ConnectionId, ConnectedProxy>,
     by_workload: BTreeMap<WorkloadName, ConnectionId>,
-    /// Proxies by the services that they depend on: they use the service, or one with rules that name it.
+    /// Proxies by the services that their configuration depends on: they use the service, or another service
+    /// with rules that name it.
     by_service: Index<ServiceName, ConnectionId>,
     /// The reverse of `by_service`.
     dependencies: BTreeMap<ConnectionId, BTreeSet<ServiceName>>,
@@ -38,7 +39,7 @@ pub(crate) struct ConnectedProxies {
     service_configs: ServiceConfigCache,
     pending: Option<PendingChanges>,
     push_in_progress: Option<PushInProgress>,
-    newest: ChangeId,
+    newest_change: ChangeId,
     /// The total work so far, in budget units.
     work: u64,
     pub(crate) pushes: ConfigPushes,
@@ -51,21 +52,21 @@ pub(crate) struct ConnectedProxies {
 struct PendingChanges {
     /// The proxies that the changes may affect.
     unsent: BTreeSet<ConnectionId>,
-    /// The times of the changes.
-    seen: Vec<Instant>,
-    first: Instant,
-    last: Instant,
+    /// The times at which the changes were processed, for the convergence time.
+    change_times: Vec<Instant>,
+    first_change: Instant,
+    last_change: Instant,
 }
 
 /// A push in progress, sent in slices.
 #[derive(Debug)]
 struct PushInProgress {
     change: ChangeId,
-    /// The proxies that it has not been sent to.
+    /// The proxies that the push has not been sent to.
     unsent: BTreeSet<ConnectionId>,
     /// Proxies that have received an update and may not have applied it.
-    reached: BTreeSet<ConnectionId>,
-    seen: Vec<Instant>,
+    updated_proxies: BTreeSet<ConnectionId>,
+    change_times: Vec<Instant>,
     affected_proxies: usize,
     recipients: usize,
     started: Instant,
@@ -74,8 +75,8 @@ struct PushInProgress {
 /// The progress of work that is done in slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SliceProgress {
-    Done,
-    More,
+    Complete,
+    Incomplete,
 }
 
 /// Counters of changes, compilations, pushes and their results.
@@ -85,7 +86,7 @@ pub(crate) struct PublishCounters {
     pub(crate) changes: u64,
     /// Compiled configurations.
     pub(crate) compiled: u64,
-    /// Of these, those that differed from the proxy's current one, and were sent.
+    /// Compiled configurations that differed from the last one of the proxy, and were sent.
     pub(crate) pushes: u64,
     /// Sent updates that were applied.
     pub(crate) applied: u64,
@@ -97,13 +98,13 @@ pub(crate) struct PublishCounters {
     pub(crate) delta_bytes: u64,
 }
 
-/// Indicates if sidecars that have not reported yet may still be reconnecting.
+/// The state of the startup grace period, in which sidecars that have not reported may still be reconnecting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GracePeriod {
-    /// The startup grace period is in progress.
-    Yes,
-    /// The connected sidecars are complete.
-    No,
+    /// Sidecars may still be reconnecting: endpoints without a report are kept.
+    Active,
+    /// All expected sidecars have reconnected, or are no longer awaited.
+    Ended,
 }
 
 impl ConnectedProxies {
@@ -120,7 +121,7 @@ impl ConnectedProxies {
             service_configs: ServiceConfigCache::default(),
             pending: None,
             push_in_progress: None,
-            newest: first,
+            newest_change: first,
             work: 0,
             pushes: ConfigPushes::default(),
             change_log: ChangeLog::default(),
@@ -141,7 +142,7 @@ impl ConnectedProxies {
         self.proxies.values().map(|proxy| proxy.workload.clone()).collect()
     }
 
-    pub(crate) fn of_workload(&self, workload: &WorkloadName) -> Option<ConnectionId> {
+    pub(crate) fn connection_of_workload(&self, workload: &WorkloadName) -> Option<ConnectionId> {
         self.by_workload.get(workload).copied()
     }
 
@@ -152,7 +153,7 @@ impl ConnectedProxies {
 
     /// Returns the number of the newest change or response.
     pub(crate) fn newest_change(&self) -> ChangeId {
-        self.newest
+        self.newest_change
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -166,9 +167,10 @@ impl ConnectedProxies {
         proxy: ConnectedProxy,
         now: Instant,
     ) -> Option<ConnectedProxy> {
-        let former = self.by_workload.insert(proxy.workload.clone(), connection);
+        let previous_connection = self.by_workload.insert(proxy.workload.clone(), connection);
         self.proxies.insert(connection, proxy);
-        former.and_then(|former| self.remove_proxy(former, now))
+        previous_connection
+            .and_then(|previous_connection| self.remove_proxy(previous_connection, now))
     }
 
     /// Removes a disconnected or dismissed proxy.
@@ -190,13 +192,13 @@ impl ConnectedProxies {
         }
         if let Some(push_in_progress) = &mut self.push_in_progress {
             push_in_progress.unsent.remove(&connection);
-            push_in_progress.reached.remove(&connection);
+            push_in_progress.updated_proxies.remove(&connection);
         }
         self.pushes.settle_connection(connection, proxy.unsettled_bytes, now);
         Some(proxy)
     }
 
-    /// Handles an acknowledgment: the proxy has applied all updates up to `change`, except the rejected
+    /// Records an acknowledgment: the proxy has applied all updates up to `change`, except the rejected
     /// resources.
     pub(crate) fn record_applied(
         &mut self,
@@ -229,21 +231,21 @@ impl ConnectedProxies {
         noticed: Instant,
         now: Instant,
     ) {
-        self.newest.0 += 1;
+        self.newest_change.0 += 1;
         self.counters.changes += 1;
         self.change_log.record_change(RecordedChange {
-            id: self.newest,
+            id: self.newest_change,
             cause,
             noticed,
-            seen: now,
+            processed_at: now,
         });
-        self.service_configs.mark_outdated(affected_set);
+        self.service_configs.mark_stale(affected_set);
         let affected = self.affected_proxies(affected_set, mesh);
         let pending = self.pending.get_or_insert_with(|| PendingChanges {
             unsent: BTreeSet::new(),
-            seen: Vec::new(),
-            first: now,
-            last: now,
+            change_times: Vec::new(),
+            first_change: now,
+            last_change: now,
         });
         for connection in affected {
             if pending.unsent.insert(connection) {
@@ -252,9 +254,9 @@ impl ConnectedProxies {
                 self.work = self.work.saturating_add(UPDATE_UNITS.saturating_add(units));
             }
         }
-        pending.last = now;
-        if pending.seen.len() < MAX_SEEN {
-            pending.seen.push(now);
+        pending.last_change = now;
+        if pending.change_times.len() < MAX_TIMED_CHANGES {
+            pending.change_times.push(now);
         }
     }
 
@@ -265,7 +267,7 @@ impl ConnectedProxies {
         }
         let Times { quiet, quiet_max, .. } = self.times;
         let pending = self.pending.as_ref()?;
-        Some((pending.last + quiet).min(pending.first + quiet_max))
+        Some((pending.last_change + quiet).min(pending.first_change + quiet_max))
     }
 
     /// Sends recorded changes to the affected proxies, one slice at a time, so that other work continues in
@@ -277,64 +279,76 @@ impl ConnectedProxies {
         now: Instant,
     ) -> SliceProgress {
         if self.push_in_progress.is_none() {
-            let Some(PendingChanges { unsent, seen, .. }) = self.pending.take() else {
-                return SliceProgress::Done;
+            let Some(PendingChanges { unsent, change_times, .. }) = self.pending.take() else {
+                return SliceProgress::Complete;
             };
-            let (change, affected_proxies) = (self.newest, unsent.len());
-            let reached = BTreeSet::new();
+            let (change, affected_proxies) = (self.newest_change, unsent.len());
+            let updated_proxies = BTreeSet::new();
             self.push_in_progress = Some(PushInProgress {
                 change,
                 unsent,
-                reached,
-                seen,
+                updated_proxies,
+                change_times,
                 affected_proxies,
                 recipients: 0,
                 started: now,
             });
         }
-        let end = self.work.saturating_add(SLICE_UNITS);
-        while self.work < end {
-            let next = self
+        let work_limit = self.work.saturating_add(SLICE_UNITS);
+        while self.work < work_limit {
+            let next_connection = self
                 .push_in_progress
                 .as_mut()
                 .and_then(|push_in_progress| push_in_progress.unsent.pop_first());
-            let Some(connection) = next else { break };
-            let is_new = self.send_config(connection, mesh, grace_period) == Some(PushOutcome::New);
+            let Some(connection) = next_connection else { break };
+            let is_new =
+                self.send_config(connection, mesh, grace_period) == Some(PushOutcome::Sent);
             if let Some(push_in_progress) = &mut self.push_in_progress {
                 push_in_progress.recipients += usize::from(is_new);
-                push_in_progress.reached.insert(connection);
+                push_in_progress.updated_proxies.insert(connection);
             }
         }
         match self.push_in_progress.take_if(|push_in_progress| push_in_progress.unsent.is_empty()) {
-            Some(finished) => self.finish_push(finished),
-            None => return SliceProgress::More,
+            Some(sent_push) => self.finish_push(sent_push),
+            None => return SliceProgress::Incomplete,
         }
-        SliceProgress::Done
+        SliceProgress::Complete
     }
 
-    /// Starts to wait for the acknowledgments of a push that has been sent completely.
+    /// Records a push that has been sent to all affected proxies, to wait for its acknowledgments.
     fn finish_push(&mut self, push_in_progress: PushInProgress) {
         let PushInProgress {
-            change, mut reached, seen, affected_proxies, recipients, started, ..
+            change,
+            mut updated_proxies,
+            change_times,
+            affected_proxies,
+            recipients,
+            started,
+            ..
         } = push_in_progress;
         let is_behind = |connection: &ConnectionId| {
             self.proxies.get(connection).is_some_and(ConnectedProxy::is_behind)
         };
-        reached.retain(is_behind);
+        updated_proxies.retain(is_behind);
         self.service_configs.evict_unused();
         self.counters.push_recipients += recipients as u64;
         self.pushes.begin_push(
             change,
-            seen,
-            SentPush { at: started, affected_proxies, recipients, waiting: reached },
+            change_times,
+            SentPush {
+                sent_at: started,
+                affected_proxies,
+                recipients,
+                waiting_proxies: updated_proxies,
+            },
         );
     }
 
     /// Sends all proxies their configuration if it differs, without a change of the mesh.
     pub(crate) fn update_all(&mut self, mesh: &Mesh, grace_period: GracePeriod) {
-        self.newest.0 += 1;
-        let all: Vec<ConnectionId> = self.proxies.keys().copied().collect();
-        for connection in all {
+        self.newest_change.0 += 1;
+        let connections: Vec<ConnectionId> = self.proxies.keys().copied().collect();
+        for connection in connections {
             self.send_config(connection, mesh, grace_period);
         }
     }
@@ -347,31 +361,31 @@ impl ConnectedProxies {
         grace_period: GracePeriod,
     ) {
         // A distinct number, so that its acknowledgment is unambiguous.
-        self.newest.0 += 1;
+        self.newest_change.0 += 1;
         self.send_config(connection, mesh, grace_period);
     }
 
-    /// Compiles a slice of a proxy's configuration. For proxies with many new subscriptions, it is called until
-    /// done before the response.
+    /// Compiles a slice of a proxy's configuration. For proxies with many new subscriptions, it is called
+    /// repeatedly before the response.
     pub(crate) fn prepare_config(
         &mut self,
         connection: ConnectionId,
         mesh: &Mesh,
     ) -> SliceProgress {
-        let Some(proxy) = self.proxies.get(&connection) else { return SliceProgress::Done };
-        let Some(workload) = mesh.workload(&proxy.workload) else { return SliceProgress::Done };
-        let before = self.service_configs.compiled_count();
-        let done = prepare_services(
+        let Some(proxy) = self.proxies.get(&connection) else { return SliceProgress::Complete };
+        let Some(workload) = mesh.workload(&proxy.workload) else { return SliceProgress::Complete };
+        let compiled_before = self.service_configs.compiled_count();
+        let is_complete = prepare_services(
             mesh,
             workload,
             &proxy.subscriptions,
             &proxy.addresses,
             &mut self.service_configs,
         );
-        self.charge_compilation(before);
-        match done {
-            true => SliceProgress::Done,
-            false => SliceProgress::More,
+        self.charge_compilation(compiled_before);
+        match is_complete {
+            true => SliceProgress::Complete,
+            false => SliceProgress::Incomplete,
         }
     }
 
@@ -380,8 +394,8 @@ impl ConnectedProxies {
         self.work
     }
 
-    fn charge_compilation(&mut self, before: u64) {
-        let compiled = self.service_configs.compiled_count().saturating_sub(before);
+    fn charge_compilation(&mut self, compiled_before: u64) {
+        let compiled = self.service_configs.compiled_count().saturating_sub(compiled_before);
         self.work = self.work.saturating_add(compiled.saturating_mul(SERVICE_CONFIG_UNITS));
     }
 
@@ -394,38 +408,38 @@ impl ConnectedProxies {
     ) -> Option<PushOutcome> {
         let proxy = self.proxies.get(&connection)?;
         let workload = mesh.workload(&proxy.workload)?;
-        let before = self.service_configs.compiled_count();
+        let compiled_before = self.service_configs.compiled_count();
         let mut services = used_services(workload, &proxy.subscriptions);
         let queried_addresses = proxy.addresses.clone();
         let entries = address_entries(mesh, &queried_addresses, &mut self.service_configs);
         let queried_names = proxy.names.clone();
-        let names = dns_record(mesh, &queried_names);
+        let names = dns_records(mesh, &queried_names);
         services.extend(entries.services);
         let compiled_config = compile_config(mesh, workload, &services, &mut self.service_configs);
         let compiled_config = compiled_config.with_addresses(entries.by_address).with_names(names);
         let unknown_endpoints = match grace_period {
-            GracePeriod::Yes => uncertain_endpoints(mesh, workload, &compiled_config)
+            GracePeriod::Active => uncertain_endpoints(mesh, workload, &compiled_config)
                 .with_addresses(entries.unreported),
-            GracePeriod::No => UnknownEndpoints::default(),
+            GracePeriod::Ended => UnknownEndpoints::default(),
         };
         self.counters.compiled += 1;
         let dependencies = compiled_config.snapshot.services.keys().chain(&compiled_config.absent);
         let dependencies = dependencies.chain(&entries.dependencies).chain(&queried_names);
         self.index_services(connection, dependencies.cloned().collect());
         self.index_addresses(connection, queried_addresses);
-        let change = self.newest;
+        let change = self.newest_change;
         let snapshot = &compiled_config.snapshot;
         let resources = snapshot.services.len() + snapshot.addresses.len() + snapshot.names.len();
-        let units =
+        let config_units =
             SNAPSHOT_UNITS.saturating_add((resources + compiled_config.absent.len()) as u64);
-        self.work = self.work.saturating_add(units);
-        self.charge_compilation(before);
+        self.work = self.work.saturating_add(config_units);
+        self.charge_compilation(compiled_before);
         let proxy = self.proxies.get_mut(&connection);
         let outcome = proxy.map(|proxy| {
-            proxy.config_units = units;
+            proxy.config_units = config_units;
             proxy.send_if_changed(compiled_config, unknown_endpoints, change)
         });
-        self.counters.pushes += u64::from(outcome == Some(PushOutcome::New));
+        self.counters.pushes += u64::from(outcome == Some(PushOutcome::Sent));
         outcome
     }
 
@@ -455,39 +469,40 @@ impl ConnectedProxies {
     }
 
     fn index_addresses(&mut self, connection: ConnectionId, addresses: BTreeSet<IpAddr>) {
-        let before = self.queried_addresses.entry(connection).or_default();
-        for removed in before.difference(&addresses) {
+        let previous_addresses = self.queried_addresses.entry(connection).or_default();
+        for removed in previous_addresses.difference(&addresses) {
             self.by_address.remove(removed, &connection);
         }
-        for new in addresses.difference(before) {
+        for new in addresses.difference(previous_addresses) {
             self.by_address.insert(new, &connection);
         }
-        *before = addresses;
+        *previous_addresses = addresses;
     }
 
     fn index_services(&mut self, connection: ConnectionId, services: BTreeSet<ServiceName>) {
-        let before = self.dependencies.entry(connection).or_default();
-        for removed in before.difference(&services) {
+        let previous_services = self.dependencies.entry(connection).or_default();
+        for removed in previous_services.difference(&services) {
             self.by_service.remove(removed, &connection);
         }
-        for new in services.difference(before) {
+        for new in services.difference(previous_services) {
             self.by_service.insert(new, &connection);
         }
-        *before = services;
+        *previous_services = services;
     }
 }
 
-/// The costs of compiling a service configuration, of compiling an empty snapshot, and of sending an update to
-/// a proxy, including its connection. Rough measurements; a unit is about a microsecond.
+/// The cost of compiling a service configuration, in budget units. A unit is about a microsecond.
 const SERVICE_CONFIG_UNITS: u64 = 16;
+/// The cost of compiling a snapshot without resources, in budget units.
 const SNAPSHOT_UNITS: u64 = 32;
+/// The cost of sending an update to a proxy, including its connection, in budget units.
 const UPDATE_UNITS: u64 = 128;
 
-/// The work of one slice of a push: a few milliseconds.
+/// The work of one slice of a push, in budget units: a few milliseconds.
 const SLICE_UNITS: u64 = 4096;
 
 /// Maximum changes per push whose convergence is timed; further changes of a burst are not.
-const MAX_SEEN: usize = 1024;
+const MAX_TIMED_CHANGES: usize = 1024;
 
 #[cfg(test)]
 mod tests;

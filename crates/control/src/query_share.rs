@@ -8,36 +8,36 @@ use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep_until};
 
-/// The share of one listener.
+/// The share of the mesh owner's time for one listener.
 #[derive(Debug)]
 pub(crate) struct QueryShare {
     /// The time at which the next query may be sent.
     free_at: Mutex<Instant>,
     /// The pause after a query, in multiples of its duration.
-    pause: u32,
+    pause_factor: u32,
 }
 
 impl QueryShare {
-    /// Creates a share with a pause of so many times a query's duration: with 1 the listener uses at most half
-    /// of the time, with 4 a fifth.
-    pub(crate) fn new(pause: u32) -> Self {
-        Self { free_at: Mutex::new(Instant::now()), pause }
+    /// Creates a share with a pause of `pause_factor` times a query's duration: with 1 the listener uses at
+    /// most half of the time, with 4 a fifth.
+    pub(crate) fn new(pause_factor: u32) -> Self {
+        Self { free_at: Mutex::new(Instant::now()), pause_factor }
     }
 
     /// Waits for the turn to send one query, which ends when the result is dropped.
     pub(crate) async fn acquire_turn(&self) -> ShareTurn<'_> {
         let free_at = self.free_at.lock().await;
         sleep_until(*free_at).await;
-        ShareTurn { free_at, started: Instant::now(), pause: self.pause }
+        ShareTurn { free_at, started: Instant::now(), pause_factor: self.pause_factor }
     }
 }
 
-/// The time of one query and its response.
+/// The turn of one query, from its start until its response.
 #[derive(Debug)]
 pub(crate) struct ShareTurn<'a> {
     free_at: MutexGuard<'a, Instant>,
     started: Instant,
-    pause: u32,
+    pause_factor: u32,
 }
 
 impl Drop for ShareTurn<'_> {
@@ -45,15 +45,15 @@ impl Drop for ShareTurn<'_> {
     fn drop(&mut self) {
         let now = Instant::now();
         let work = now.duration_since(self.started);
-        let earliest = self.started.checked_sub(BURST).unwrap_or(self.started);
-        let next = (*self.free_at).max(earliest) + work * (self.pause + 1);
+        let earliest = self.started.checked_sub(MAX_BURST_TIME).unwrap_or(self.started);
+        let next = (*self.free_at).max(earliest) + work * (self.pause_factor + 1);
         *self.free_at = next.min(now + MAX_PAUSE);
     }
 }
 
 /// The time that an idle listener accumulates: a browser that opens the page sends several queries at once.
-const BURST: Duration = Duration::from_secs(1);
-/// The longest pause: an owner that is slow for another reason must not delay clients.
+const MAX_BURST_TIME: Duration = Duration::from_secs(1);
+/// The maximum pause: an owner that is slow for another reason must not delay clients.
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn clients_take_turns_and_leave_the_owner_most_of_its_time() {
+    async fn clients_take_turns_and_use_a_limited_share_of_the_owners_time() {
         const WORK: Duration = Duration::from_millis(10);
         let share = Arc::new(QueryShare::new(4));
         let started = Instant::now();

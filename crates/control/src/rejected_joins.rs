@@ -9,20 +9,20 @@ use tokio::time::Instant;
 
 use crate::status::RejectedJoinStatus;
 
-/// Rejected joins of the last minute. Clients are unauthenticated before they join, so a name here proves
-/// nothing; the names of existing workloads and of others have separate bounds.
+/// Rejected joins of the last minute. Clients are unauthenticated before they join, and may send any name:
+/// the names of existing workloads and other names have separate bounds.
 #[derive(Debug, Default)]
 pub(crate) struct RejectedJoins {
-    existing: Mutex<Table>,
-    missing: Mutex<Table>,
+    existing_workloads: Mutex<RejectedJoinTable>,
+    unknown_names: Mutex<RejectedJoinTable>,
 }
 
-type Table = RecentTable<WorkloadName, RejectedJoin, MAX_JOINS>;
+type RejectedJoinTable = RecentTable<WorkloadName, RejectedJoin, MAX_JOINS>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct RejectedJoin {
     count: u64,
-    last: Instant,
+    last_rejection: Instant,
     reason: String,
 }
 
@@ -35,26 +35,27 @@ impl RejectedJoins {
         reason: &str,
         now: Instant,
     ) {
-        let mut table = lock(if exists { &self.existing } else { &self.missing });
+        let mut table =
+            lock_table(if exists { &self.existing_workloads } else { &self.unknown_names });
         let count = table.get(workload).map_or(0, |join| join.count).saturating_add(1);
-        let join = RejectedJoin { count, last: now, reason: reason.to_owned() };
+        let join = RejectedJoin { count, last_rejection: now, reason: reason.to_owned() };
         table.insert(workload.clone(), join);
     }
 
     /// Removes a workload that has joined.
     pub(crate) fn remove_joined(&self, workload: &WorkloadName) {
-        for table in [&self.existing, &self.missing] {
-            lock(table).remove(workload);
+        for table in [&self.existing_workloads, &self.unknown_names] {
+            lock_table(table).remove(workload);
         }
     }
 
     /// Returns the rejected joins of the last minute.
     pub(crate) fn recent_rejections(&self, now: Instant) -> Vec<RejectedJoinStatus> {
         let mut statuses = Vec::new();
-        for (table, exists) in [(&self.existing, true), (&self.missing, false)] {
-            for (workload, join) in lock(table).iter() {
-                let age = now.saturating_duration_since(join.last);
-                if age < REPORTED_FOR {
+        for (table, exists) in [(&self.existing_workloads, true), (&self.unknown_names, false)] {
+            for (workload, join) in lock_table(table).iter() {
+                let age = now.saturating_duration_since(join.last_rejection);
+                if age < REPORT_PERIOD {
                     statuses.push(RejectedJoinStatus {
                         workload: workload.to_string(),
                         exists,
@@ -69,14 +70,14 @@ impl RejectedJoins {
     }
 }
 
-fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
+fn lock_table(table: &Mutex<RejectedJoinTable>) -> MutexGuard<'_, RejectedJoinTable> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Maximum names in each table.
 const MAX_JOINS: usize = 64;
 /// The time for which a rejected join is reported: a sidecar without a certificate retries within seconds.
-const REPORTED_FOR: Duration = Duration::from_secs(60);
+const REPORT_PERIOD: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -99,6 +100,6 @@ mod tests {
         assert_eq!(joins.recent_rejections(start)[0].count, 2);
         joins.remove_joined(&name(0));
         assert!(joins.recent_rejections(start).iter().all(|status| !status.exists));
-        assert!(joins.recent_rejections(start + REPORTED_FOR * 2).is_empty());
+        assert!(joins.recent_rejections(start + REPORT_PERIOD * 2).is_empty());
     }
 }

@@ -8,7 +8,7 @@ use leno_model::WorkloadName;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Workloads without a connected sidecar that a replaced sidecar tries to serve, each with the number of its
+/// Workloads without a connected sidecar whose replaced sidecar tries to connect, each with the number of its
 /// last rejection. Numbers increase.
 pub type ReplacedSidecars = BTreeMap<WorkloadName, u64>;
 
@@ -16,14 +16,14 @@ pub type ReplacedSidecars = BTreeMap<WorkloadName, u64>;
 #[derive(Debug, Default)]
 pub(crate) struct ReplacedRejections {
     count: u64,
-    /// Workloads of the mesh only.
+    /// The rejections by workload; only workloads of the mesh.
     rejected: BTreeMap<WorkloadName, ReplacedRejection>,
     published: watch::Sender<Arc<ReplacedSidecars>>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct ReplacedRejection {
-    last: u64,
+    last_number: u64,
     since: Instant,
 }
 
@@ -31,11 +31,11 @@ impl ReplacedRejections {
     /// Records that a sidecar of a workload of the mesh was rejected as replaced.
     pub(crate) fn record_rejection(&mut self, workload: &WorkloadName, now: Instant) {
         self.count += 1;
-        let new = ReplacedRejection { last: self.count, since: now };
-        self.rejected.entry(workload.clone()).or_insert(new).last = self.count;
+        let new_rejection = ReplacedRejection { last_number: self.count, since: now };
+        self.rejected.entry(workload.clone()).or_insert(new_rejection).last_number = self.count;
     }
 
-    /// Removes a workload that has gone, or has a joined or connected sidecar.
+    /// Removes a workload that left the mesh, or whose sidecar joined or connected.
     pub(crate) fn remove_workload(&mut self, workload: &WorkloadName) {
         self.rejected.remove(workload);
     }
@@ -55,11 +55,11 @@ impl ReplacedRejections {
             .iter()
             .filter(|(name, rejection)| grace_has_passed(rejection) && is_absent(name));
         let absent: ReplacedSidecars =
-            absent.map(|(name, rejection)| (name.clone(), rejection.last)).collect();
-        self.published.send_if_modified(|last| {
-            let differs = **last != absent;
+            absent.map(|(name, rejection)| (name.clone(), rejection.last_number)).collect();
+        self.published.send_if_modified(|published| {
+            let differs = **published != absent;
             if differs {
-                *last = Arc::new(absent);
+                *published = Arc::new(absent);
             }
             differs
         });

@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use leno_discovery::condition::kind;
 use leno_model::{
     HttpRoute, RouteKind, RouteName, RouteParent, RouteRule, Service, ServiceName, TlsRoute,
-    WeightedBackend, Workload, WorkloadName, leads_back,
+    WeightedBackend, Workload, WorkloadName, is_only_parent,
 };
 use leno_registry::{Warning, lint_objects, locate_warnings, rejected_documents};
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ use crate::status::{
 };
 use crate::watch::Diagnostics;
 
-/// The inputs of reports, at one moment.
+/// The state of the control plane at one moment, from which reports are made.
 #[derive(Clone, Copy)]
 pub(crate) struct Report<'a> {
     pub(crate) mesh: &'a Mesh,
@@ -64,10 +64,10 @@ impl Report<'_> {
         let mesh = self.mesh;
         let change = self.connected.pushes.latest_progress().map(|latest| ChangeStatus {
             id: latest.change.0,
-            age_ms: to_milliseconds(self.now.duration_since(latest.seen)),
+            age_ms: to_milliseconds(self.now.duration_since(latest.processed_at)),
             affected: latest.affected_proxies,
             applied: latest.applied,
-            converged_ms: latest.converged.map(to_milliseconds),
+            converged_ms: latest.convergence_time.map(to_milliseconds),
         });
         let convergence = self.connected.pushes.convergence_times();
         Status {
@@ -85,7 +85,7 @@ impl Report<'_> {
             other_replicas: self.peer_statuses(),
             out_of_sync: proxies().filter(|connected_proxy| connected_proxy.is_behind()).count(),
             rejecting: proxies().filter(|connected_proxy| connected_proxy.rejected > 0).count(),
-            starting: self.startup_grace.grace_state() == GracePeriod::Yes,
+            starting: self.startup_grace.grace_state() == GracePeriod::Active,
             rejected: rejected_documents(&self.diagnostics.rejected),
             certificate_lifetime_seconds: self.certifier.certificate_lifetime().as_secs(),
             page: self.page_url.map(str::to_owned),
@@ -181,10 +181,12 @@ impl Report<'_> {
             ("application-port", 0),
             ("join-rejected", 0),
         ];
-        let mut add = |kind: &str, count: usize| {
+        let mut add_count = |kind: &str, count: usize| {
             // Kinds of a later release have no name here.
-            if let Some((_, sum)) = counts.iter_mut().find(|(counted, _)| *counted == kind) {
-                *sum += count as u64;
+            if let Some((_, kind_count)) =
+                counts.iter_mut().find(|(known_kind, _)| *known_kind == kind)
+            {
+                *kind_count += count as u64;
             }
         };
         for workload in self.mesh.workloads() {
@@ -194,14 +196,14 @@ impl Report<'_> {
                 .iter()
                 .flat_map(|connected_proxy| &connected_proxy.report.conditions)
             {
-                add(&condition.kind, 1);
+                add_count(&condition.kind, 1);
             }
             if let Some(application) = self.applications.application_status(name, self.now) {
-                add("application-exiting", usize::from(application.crash_looping));
-                add("application-port", application.ports.len());
+                add_count("application-exiting", usize::from(application.crash_looping));
+                add_count("application-port", application.ports.len());
             }
         }
-        // A workload with a connected sidecar is served, even if another sidecar of it is rejected.
+        // A workload with a connected sidecar works, even if another sidecar of it is rejected.
         let joins = self.rejected_joins().into_iter().filter(|join| join.exists);
         let is_connected = |name: &str| {
             let name = name
@@ -209,7 +211,7 @@ impl Report<'_> {
                 .and_then(|(namespace, name)| WorkloadName::new(namespace, name).ok());
             name.is_some_and(|name| self.connected.workload_proxy(&name).is_some())
         };
-        add("join-rejected", joins.filter(|join| !is_connected(&join.workload)).count());
+        add_count("join-rejected", joins.filter(|join| !is_connected(&join.workload)).count());
         counts
     }
 
@@ -225,9 +227,9 @@ impl Report<'_> {
     /// Returns the status of a service, with the endpoints for clients that may call all of them.
     fn service_status(&self, service: &Service) -> ServiceStatus {
         let service_config = compile_service(self.mesh, &ClientClass::AllClients, service);
-        let ports = service_config.ports.iter().map(|(number, port)| ServicePortStatus {
+        let ports = service_config.ports.iter().map(|(port_number, port)| ServicePortStatus {
             name: port.name.as_ref().map(ToString::to_string),
-            port: *number,
+            port: *port_number,
             protocol: port.protocol.to_string(),
             endpoints: port
                 .endpoints
@@ -243,12 +245,12 @@ impl Report<'_> {
         let routes = routes.chain(
             self.mesh.tls_routes().attached_to(&service.name).map(|route| &route.rule.route),
         );
-        let tcp = self
+        let tcp_routes = self
             .mesh
             .gateway_tcp_routes()
             .attached_to(&service.name)
             .map(|route| &route.rule.route);
-        let routes = routes.chain(tcp);
+        let routes = routes.chain(tcp_routes);
         let routes = routes
             .chain(self.mesh.traffic_splits().attached_to(&service.name).map(|split| &split.name));
         ServiceStatus {
@@ -318,7 +320,7 @@ impl Report<'_> {
                     out_of_sync_seconds: match connected_proxy.is_behind() {
                         false => None,
                         true => {
-                            let since = self.connected.pushes.awaited_since(connection);
+                            let since = self.connected.pushes.unacknowledged_since(connection);
                             Some(since.map_or(0.0, |since| self.seconds_since(since)))
                         }
                     },
@@ -342,7 +344,7 @@ impl Report<'_> {
     }
 
     pub(crate) fn route_statuses(&self) -> Vec<RouteStatus> {
-        let http = self.mesh.http_routes().all_routes().map(|route| {
+        let http_statuses = self.mesh.http_routes().all_routes().map(|route| {
             let (kind, name) = (route.kind.as_str(), &route.name);
             let backends: Vec<_> = route.rules.iter().flat_map(|rule| &rule.backends).collect();
             let mut status =
@@ -354,8 +356,8 @@ impl Report<'_> {
             status.add_unresolved(self.ungranted_services((route.kind, &route.name), route));
             status
         });
-        let tls = self.mesh.tls_routes().all_routes();
-        let tls = tls.map(|route| {
+        let tls_statuses = self.mesh.tls_routes().all_routes();
+        let tls_statuses = tls_statuses.map(|route| {
             let backends: Vec<_> = route.rule.backends.iter().collect();
             let name = &route.rule.route;
             let kind = RouteKind::Tls.as_str();
@@ -366,10 +368,11 @@ impl Report<'_> {
             }
             status
         });
-        let tcp = self.mesh.gateway_tcp_routes().all_routes();
-        let tcp = tcp.map(|route| self.gateway_tcp_route_status(route));
-        let splits = self.mesh.traffic_splits().all_routes().map(|split| self.split_status(split));
-        http.chain(tls).chain(tcp).chain(splits).collect()
+        let tcp_statuses = self.mesh.gateway_tcp_routes().all_routes();
+        let tcp_statuses = tcp_statuses.map(|route| self.gateway_tcp_route_status(route));
+        let split_statuses =
+            self.mesh.traffic_splits().all_routes().map(|split| self.split_status(split));
+        http_statuses.chain(tls_statuses).chain(tcp_statuses).chain(split_statuses).collect()
     }
 
     fn route_status(
@@ -393,10 +396,10 @@ impl Report<'_> {
         for (index, parent) in parents.iter().enumerate() {
             status.reject_parent(index, self.missing_reference(&parent.service, parent.port));
         }
-        let missing = backends
+        let missing_references = backends
             .iter()
             .filter_map(|backend| self.missing_reference(&backend.service, Some(backend.port)));
-        status.add_unresolved(missing);
+        status.add_unresolved(missing_references);
         status
     }
 
@@ -411,18 +414,19 @@ impl Report<'_> {
         key: (RouteKind, &RouteName),
         route: &impl AttachedRoute,
     ) -> Vec<String> {
-        let mut ungranted: Vec<String> = route
+        let mut sentences: Vec<String> = route
             .backend_names()
             .filter(|service| {
-                !self.mesh.may_refer_to(key, service) && !leads_back(route.parents(), service)
+                !self.mesh.may_refer_to(key, service) && !is_only_parent(route.parents(), service)
             })
             .map(|service| format!("no ReferenceGrant permits the Service {service}"))
             .collect();
-        ungranted.dedup();
-        ungranted
+        sentences.dedup();
+        sentences
     }
 
-    /// Returns the ports of a parent.
+    /// Returns the ports that a route attaches to at a parent: all of the service, or the one that the parent
+    /// names.
     fn parent_ports(&self, parent: &RouteParent) -> Vec<u16> {
         let service = self.mesh.service(&parent.service);
         let ports = service.into_iter().flat_map(|service| &service.ports).map(|port| port.port);
@@ -432,12 +436,14 @@ impl Report<'_> {
     /// Returns, for each port of a parent, the `GRPCRoute`s that override an `HTTPRoute` there.
     fn overriding_grpc_routes(&self, route: &HttpRoute, parent: &RouteParent) -> Vec<Vec<String>> {
         let attached = self.mesh.http_routes().attached_to(&parent.service);
-        let others: Vec<&HttpRoute> = attached.filter(|other| other.precedes(route)).collect();
+        let preceding_routes: Vec<&HttpRoute> =
+            attached.filter(|other| other.precedes(route)).collect();
         let overrides_at = |port: u16| {
             let is_attached =
                 |candidate: &RouteParent| candidate.includes_port(&parent.service, port);
-            let others = others.iter().filter(move |other| other.parents.iter().any(is_attached));
-            let sentences = others.map(|other| {
+            let preceding_routes =
+                preceding_routes.iter().filter(move |other| other.parents.iter().any(is_attached));
+            let sentences = preceding_routes.map(|other| {
                 let (kind, name) = (other.kind.as_str(), &other.name);
                 format!("{kind} {name} is attached to the same port and takes precedence")
             });
@@ -446,12 +452,12 @@ impl Report<'_> {
         self.parent_ports(parent).into_iter().map(overrides_at).collect()
     }
 
-    /// Returns, for each port of a parent, the `TLSRoute` that already has all host names of another one.
+    /// Returns, for each port of a parent, the `TLSRoute` that takes precedence for all host names of a route.
     fn conflicting_tls_routes(&self, route: &TlsRoute, parent: &RouteParent) -> Vec<Vec<String>> {
         let conflicts_at = |port: u16| {
             let consumer = Some(&route.rule.route.namespace);
             let routes: Vec<_> =
-                self.mesh.tls_routes().of_port(&parent.service, port, consumer).collect();
+                self.mesh.tls_routes().routes_at_port(&parent.service, port, consumer).collect();
             let conflict =
                 route.find_conflict(routes.into_iter()).map(|candidate| &candidate.rule.route);
             let sentences = conflict.map(|name| {
@@ -464,8 +470,8 @@ impl Report<'_> {
         self.parent_ports(parent).into_iter().map(conflicts_at).collect()
     }
 
-    /// Returns rejected documents, warnings about single documents and about the whole, and the reason why the
-    /// trust domain is not the configured one.
+    /// Returns rejected documents, warnings about documents and about all objects together, and the reason why
+    /// the trust domain differs from the configured one.
     pub(crate) fn diagnostics_json(&self) -> Value {
         let mut warnings: Vec<Warning> = self.diagnostics.warnings.clone();
         warnings.extend(
@@ -486,8 +492,8 @@ impl Report<'_> {
 }
 
 impl Report<'_> {
-    /// False for a Service of a cluster in a namespace without a pod of the mesh: most Services of a cluster
-    /// are unrelated to the mesh. Objects of a cluster have no file.
+    /// True if a warning concerns the mesh. False for a Service of a cluster in a namespace without a pod of
+    /// the mesh: most Services of a cluster are unrelated to it. Objects of a cluster have no file location.
     fn is_relevant(&self, warning: &Warning) -> bool {
         let location = &warning.at;
         let is_same_namespace = |workload: &Workload| {
@@ -499,16 +505,16 @@ impl Report<'_> {
     }
 }
 
-/// Formats the conditions of a rule and its backends.
+/// Returns the matches of a rule and its backends as text.
 fn rule_text(rule: &RouteRule) -> String {
-    let matches = rule.matches.iter().take(MAX_MATCHES_SHOWN).map(ToString::to_string);
+    let matches = rule.matches.iter().take(MAX_MATCHES_IN_TEXT).map(ToString::to_string);
     let mut conditions = matches.collect::<Vec<_>>().join(", or ");
-    if let Some(more @ 1..) = rule.matches.len().checked_sub(MAX_MATCHES_SHOWN) {
-        conditions.push_str(&format!(", or one of {more} more"));
+    if let Some(hidden_count @ 1..) = rule.matches.len().checked_sub(MAX_MATCHES_IN_TEXT) {
+        conditions.push_str(&format!(", or one of {hidden_count} more"));
     }
     let backends = rule.backends.iter().filter(|backend| backend.weight > 0);
     let backends: Vec<String> = backends
-        .take(MAX_BACKENDS_SHOWN)
+        .take(MAX_BACKENDS_IN_TEXT)
         .map(|backend| format!("{}:{} weight {}", backend.service, backend.port, backend.weight))
         .collect();
     match backends.is_empty() {
@@ -523,8 +529,8 @@ fn missing_reference(mesh: &Mesh, service: &ServiceName, port: Option<u16>) -> O
         (None, _) => {
             Some(format!("Service {service} does not exist{}", other_namespaces(mesh, service)))
         }
-        (Some(found), Some(port))
-            if !found.ports.iter().any(|candidate| candidate.port == port) =>
+        (Some(service_object), Some(port))
+            if !service_object.ports.iter().any(|candidate| candidate.port == port) =>
         {
             Some(format!("Service {service} has no port {port}"))
         }
@@ -534,9 +540,9 @@ fn missing_reference(mesh: &Mesh, service: &ServiceName, port: Option<u16>) -> O
 
 /// Returns the namespaces that have a service of this name, in parentheses; empty if there is none.
 fn other_namespaces(mesh: &Mesh, service: &ServiceName) -> String {
-    let others =
+    let other_services =
         mesh.services().map(|other| &other.name).filter(|other| other.name == service.name);
-    let mut namespaces: Vec<&str> = others.map(|other| other.namespace.as_str()).collect();
+    let mut namespaces: Vec<&str> = other_services.map(|other| other.namespace.as_str()).collect();
     namespaces.sort_unstable();
     match namespaces.get(..namespaces.len().min(MAX_NAMESPACES)).unwrap_or_default() {
         [] => String::new(),
@@ -548,9 +554,9 @@ fn other_namespaces(mesh: &Mesh, service: &ServiceName) -> String {
 /// Maximum namespaces in a sentence.
 const MAX_NAMESPACES: usize = 5;
 /// Maximum matches in the text of a rule.
-const MAX_MATCHES_SHOWN: usize = 4;
+const MAX_MATCHES_IN_TEXT: usize = 4;
 /// Maximum backends in the text of a rule.
-const MAX_BACKENDS_SHOWN: usize = 8;
+const MAX_BACKENDS_IN_TEXT: usize = 8;
 
 /// Returns the state of a listener by its name; other fields are empty.
 fn listener_state(connected_proxy: Option<&ConnectedProxy>, name: &str) -> ListenerStatus {
@@ -560,16 +566,16 @@ fn listener_state(connected_proxy: Option<&ConnectedProxy>, name: &str) -> Liste
     else {
         return status;
     };
-    let closed = connected_proxy.report.conditions.iter();
-    let mut closed = closed
+    let closed_conditions = connected_proxy.report.conditions.iter();
+    let mut closed_conditions = closed_conditions
         .filter(|condition| condition.kind == kind::LISTENER_CLOSED && condition.subject == name);
-    status.problem = closed.next().map(|condition| condition.reason.clone());
+    status.problem = closed_conditions.next().map(|condition| condition.reason.clone());
     status.state = if status.problem.is_some() { "closed" } else { "open" }.to_owned();
     status
 }
 
 fn to_milliseconds(duration: std::time::Duration) -> f64 {
-    // Further digits than whole microseconds are not significant.
+    // Fractions of a microsecond are not significant.
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
@@ -580,12 +586,12 @@ mod tests {
 
     #[test]
     fn a_missing_service_is_named_with_the_namespaces_that_have_it() {
-        let more = "
+        let added_objects = "
 ---
 {apiVersion: v1, kind: Service, metadata: {name: reviews, namespace: shop},
  spec: {selector: {app: reviews}, ports: [{name: http, port: 9080}]}}
 ";
-        let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{more}"));
+        let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{added_objects}"));
         for (service, port, expected) in [
             (
                 "default/details",

@@ -35,7 +35,7 @@ pub type ReviewFuture<'a> =
 pub struct TokenSubject {
     /// The pod that the token was issued to, as a workload.
     pub workload: WorkloadName,
-    /// The account that it runs under.
+    /// The account that the pod runs under.
     pub account: ServiceAccount,
     /// The UID of the pod, if known.
     pub uid: Option<Uid>,

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::status::ProxyStatus;
 
-/// The location of a Prometheus, since a loopback address means a different machine for each.
+/// The location of a Prometheus server: a loopback address names another machine for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scraper {
     /// On the machine of the control plane.

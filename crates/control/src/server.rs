@@ -35,7 +35,7 @@ use self::unverified_stream::UnverifiedStream;
 pub(crate) use connection_counters::{ConnectionCounters, CountedStream};
 pub(crate) use pending_connections::PendingConnections;
 
-/// Shared state of all connections.
+/// The state that all connections of the listener share.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) limits: Limits,
@@ -54,32 +54,33 @@ pub(crate) struct Server {
     pub(crate) operators: OperatorSessions,
 }
 
-/// Accepts until shutdown; then waits for the connections, which the mesh owner ends.
+/// Accepts connections until shutdown; then waits until the mesh owner has ended them, for at most `drain`.
 pub(crate) async fn accept_connections(
     listener: TcpListener,
     server: Arc<Server>,
     mut stop: watch::Receiver<bool>,
     drain: Duration,
 ) {
-    let Limits { external_clients, external_clients_per_source, connections: max, .. } =
-        server.limits;
-    let bounds = HalfOpenLimits::new(external_clients, max);
+    let Limits {
+        external_clients, external_clients_per_source, connections: max_connections, ..
+    } = server.limits;
+    let bounds = HalfOpenLimits::new(external_clients, max_connections);
     let waiting_per_source = external_clients_per_source.clamp(1, bounds.waiting);
     let admission = ConnectionAdmission::new(HalfOpenLimits { waiting_per_source, ..bounds });
     let mut listener = Listener::new("control plane", listener);
     let mut connections = JoinSet::new();
-    let mut last_number = 0;
+    let mut last_connection_number = 0;
     loop {
-        let has_room = connections.len() < max;
+        let has_room = connections.len() < max_connections;
         let (tcp, remote_address) = tokio::select! {
             _ = stop.wait_for(|stop| *stop) => break,
             Some(_) = connections.join_next() => continue,
             accepted = listener.accept(), if has_room => accepted,
         };
-        last_number += 1;
+        last_connection_number += 1;
         let server = Arc::clone(&server);
         let (connection, half_open) =
-            (ConnectionId(last_number), Arc::new(admission.admit(remote_address)));
+            (ConnectionId(last_connection_number), Arc::new(admission.admit(remote_address)));
         connections.spawn(async move {
             if let Err(error) = serve_connection(tcp, half_open, connection, &server).await {
                 server.connection_counters.record_failure(error.reason());
@@ -91,8 +92,8 @@ pub(crate) async fn accept_connections(
         });
     }
     drop(listener);
-    let all_ended = async { while connections.join_next().await.is_some() {} };
-    if timeout(drain, all_ended).await.is_err() {
+    let wait_for_end = async { while connections.join_next().await.is_some() {} };
+    if timeout(drain, wait_for_end).await.is_err() {
         tracing::warn!("some proxies did not disconnect in time");
     }
 }
@@ -189,7 +190,7 @@ async fn perform_handshake(
 enum ConnectionPurpose {
     /// A client requests its first certificate.
     Join,
-    /// Another control plane of the mesh.
+    /// Another control plane follows the sidecars that are connected here.
     Peer(VerifiedPeer),
     /// A proxy follows its configuration.
     Proxy(VerifiedPeer),

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::authority::AuthorityReceiver;
 
-/// The listener's TLS configuration, and its renewal.
+/// The control plane's credential, the TLS configurations with it, and their renewal.
 #[derive(Debug)]
 pub(crate) struct ServerCredential {
     authority: AuthorityReceiver,
@@ -58,18 +58,18 @@ impl ServerCredential {
 
     /// Renews the credential at half of its lifetime, while there is a receiver.
     pub(crate) async fn renew_until_closed(mut self) {
-        let mut wait = self.next_check(SystemTime::now());
+        let mut delay = self.next_check(SystemTime::now());
         let mut authority = self.authority.clone();
         loop {
             tokio::select! {
                 () = self.server_configs.closed() => return,
                 // The sender lives as long as the process, or is absent because the authority never changes.
                 Ok(()) = authority.changed() => self.is_stale = true,
-                () = tokio::time::sleep(wait) => {}
+                () = tokio::time::sleep(delay) => {}
             }
             let now = SystemTime::now();
-            wait = match self.next_check(now) {
-                later if !self.is_stale && !later.is_zero() => later,
+            delay = match self.next_check(now) {
+                until_check if !self.is_stale && !until_check.is_zero() => until_check,
                 _ => self.renew_credential(now),
             };
         }
@@ -99,24 +99,24 @@ impl ServerCredential {
     /// Returns the time until the next check; bounded, so that a machine that was suspended is not late by
     /// much.
     fn next_check(&self, now: SystemTime) -> Duration {
-        let due = self.credential.renew_at(HALF_LIFE);
-        due.duration_since(now).unwrap_or_default().min(CHECK_INTERVAL)
+        let renewal_time = self.credential.renew_at(HALF_LIFE);
+        renewal_time.duration_since(now).unwrap_or_default().min(CHECK_INTERVAL)
     }
 }
 
 /// The reason why the control plane has no credential.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerCredentialError {
-    /// The authority does not sign it.
+    /// The authority does not sign the certificate.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
-    /// Its own request is rejected: a defect of this program.
+    /// The control plane's own request is rejected: a defect of this program.
     #[error(transparent)]
     Request(#[from] CertificateRequestError),
     /// The signed certificate is unusable.
     #[error(transparent)]
     Credential(#[from] CredentialError),
-    /// TLS cannot be configured with it.
+    /// TLS cannot be configured with the credential.
     #[error(transparent)]
     Tls(#[from] TlsError),
 }
@@ -149,7 +149,7 @@ const HALF_LIFE: u64 = u64::MAX / 2;
 /// The interval of renewal attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The longest sleep between clock checks.
+/// The maximum time between two checks of the clock.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

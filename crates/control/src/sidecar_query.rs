@@ -21,7 +21,7 @@ pub(crate) fn parse(query: &str) -> Option<(WorkloadName, String)> {
     Some((workload?, path.filter(|path| path.starts_with('/'))?))
 }
 
-/// Sends a query to the sidecar of a workload.
+/// Sends a query to the sidecar of a workload, over its open stream, and returns the response.
 ///
 /// # Errors
 /// The status, and the reason with its hint.

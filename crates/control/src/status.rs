@@ -51,10 +51,10 @@ pub struct Status {
     /// The lifetime of new certificates.
     #[serde(default)]
     pub certificate_lifetime_seconds: u64,
-    /// The URL of its page, if it has one.
+    /// The URL of the control plane's page, if it has one.
     #[serde(default)]
     pub page: Option<String>,
-    /// The URL of live requests.
+    /// The URL of the page's view of live requests, if the control plane has a page.
     #[serde(default)]
     pub live: Option<String>,
     /// True under `leno up`, which runs the sidecar of each workload.
@@ -65,31 +65,31 @@ pub struct Status {
     pub kubernetes: bool,
     /// The newest change, if there was any since the start.
     pub change: Option<ChangeStatus>,
-    /// Convergence times: from noticing a change until the last affected proxy has applied it.
+    /// The times from a change until the last affected proxy has applied it.
     pub convergence: ConvergenceStatus,
 }
 
 /// Another control plane of the mesh.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerStatus {
-    /// Its address, if this control plane follows it.
+    /// The address of the control plane, if this one follows it.
     pub address: Option<String>,
-    /// The number of its sidecars.
+    /// The number of sidecars that are connected to the control plane.
     pub sidecars: usize,
 }
 
 /// The progress of the newest change.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ChangeStatus {
-    /// Its number.
+    /// The number of the change.
     pub id: u64,
-    /// The time since the control plane processed it.
+    /// The time since the control plane processed the change, in milliseconds.
     pub age_ms: f64,
     /// The number of affected proxies.
     pub affected: usize,
-    /// The number of proxies that have applied it.
+    /// The number of proxies that have applied the change.
     pub applied: usize,
-    /// The time until all had applied it; absent while some have not.
+    /// The time until all proxies had applied the change, in milliseconds; absent while some have not.
     pub converged_ms: Option<f64>,
 }
 
@@ -98,62 +98,62 @@ pub struct ChangeStatus {
 pub struct ConvergenceStatus {
     /// The number of timed changes.
     pub changes: u64,
-    /// The median.
+    /// The median, in milliseconds.
     pub p50_ms: f64,
-    /// The 99th percentile.
+    /// The 99th percentile, in milliseconds.
     pub p99_ms: f64,
 }
 
 /// A workload and its sidecar.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkloadStatus {
-    /// `namespace/name`.
+    /// The name, as `namespace/name`.
     pub name: String,
-    /// The account that it runs under, `namespace/name`.
+    /// The account that the workload runs under, as `namespace/name`.
     pub account: String,
-    /// The address of its application.
+    /// The address of the application.
     pub address: String,
-    /// Its addresses of the other IP family.
+    /// The addresses of the workload in the other IP family.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_addresses: Vec<String>,
-    /// Its application's ports.
+    /// The ports of the application.
     pub ports: Vec<PortStatus>,
-    /// Its labels.
+    /// The labels of the workload.
     pub labels: BTreeMap<String, String>,
-    /// The services that select it.
+    /// The services that select the workload.
     pub services: Vec<String>,
-    /// Its fixed listeners.
+    /// The outbound listeners that the Workload configures.
     pub outbound_listeners: Vec<ListenerStatus>,
-    /// `connected`, `other-replica` (connected to another control plane), `missing` (disconnected recently) or
-    /// `absent`.
+    /// The state of the sidecar: `connected`, `other-replica` (connected to another control plane), `missing`
+    /// (disconnected recently) or `absent`.
     pub sidecar: String,
-    /// True if an operator has revoked it: its sidecar gets no certificate.
+    /// True if an operator has revoked the workload: its sidecar gets no certificate.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub revoked: bool,
-    /// The mTLS addresses of its sidecar, by application port.
+    /// The mTLS addresses of the sidecar, by application port.
     pub listeners: BTreeMap<u16, String>,
-    /// Its application, if `leno up` runs it.
+    /// The state of the application, if `leno up` runs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub application: Option<ApplicationStatus>,
-    /// Conditions that break traffic there, as its sidecar reports them.
+    /// The conditions that break traffic of the workload, as its sidecar reports them.
     #[serde(default)]
     pub conditions: Vec<ConditionStatus>,
-    /// The process ID of its connected sidecar.
+    /// The process ID of the connected sidecar.
     #[serde(default)]
     pub pid: Option<u32>,
-    /// The admin endpoint of its sidecar.
+    /// The address of the sidecar's admin endpoint.
     #[serde(default)]
     pub admin: Option<String>,
-    /// The HTTP proxy of its sidecar, if it has one.
+    /// The address of the sidecar's HTTP proxy, if it has one.
     #[serde(default)]
     pub http_proxy: Option<String>,
-    /// Other addresses of its sidecar, by name.
+    /// The addresses of the sidecar, by name.
     #[serde(default)]
     pub addresses: BTreeMap<String, String>,
 }
 
 impl WorkloadStatus {
-    /// True if its sidecar is connected to this control plane or to another one.
+    /// True if the sidecar is connected to this control plane or to another one.
     #[must_use]
     pub fn has_sidecar(&self) -> bool {
         ["connected", "other-replica"].contains(&self.sidecar.as_str())
@@ -163,29 +163,29 @@ impl WorkloadStatus {
 /// An application that `leno up` runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ApplicationStatus {
-    /// `waiting` (for its sidecar), `starting`, `running`, `restarting` or `stopped`.
+    /// The state: `waiting` (for its sidecar), `starting`, `running`, `restarting` or `stopped`.
     pub state: String,
-    /// Its process ID, while it runs.
+    /// The process ID, while the application runs.
     pub pid: Option<i32>,
-    /// The number of restarts after it exited by itself.
+    /// The number of restarts after the application exited by itself.
     pub restarts: u64,
-    /// True if it crash-loops: it exits repeatedly soon after its start.
+    /// True if the application crash-loops: it exits repeatedly soon after its start.
     pub crash_looping: bool,
-    /// Its last exit.
+    /// The exit status of the last exit.
     pub last_exit: Option<String>,
-    /// The time since it entered its state.
+    /// The time since the application entered this state.
     pub since_seconds: f64,
-    /// Ports that it does not serve, with the cause.
+    /// The ports that the application does not serve, with the cause.
     pub ports: BTreeMap<u16, String>,
 }
 
 /// A condition that breaks traffic at a sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConditionStatus {
-    /// Its kind: `listener-closed`, `dns-closed`, `state-unwritable`, `circuit-open`, `table-full`,
+    /// The kind: `listener-closed`, `dns-closed`, `state-unwritable`, `circuit-open`, `table-full`,
     /// `log-lines-dropped`, or another.
     pub kind: String,
-    /// The listener, directory or service port that it concerns.
+    /// The listener, directory or service port that the condition concerns.
     pub subject: String,
     /// The cause.
     pub reason: String,
@@ -201,24 +201,24 @@ impl From<&leno_discovery::ProxyCondition> for ConditionStatus {
 /// Recently rejected joins of one workload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RejectedJoinStatus {
-    /// The workload that they named, `namespace/name`.
+    /// The workload that the joining sidecars named, as `namespace/name`.
     pub workload: String,
-    /// True if the mesh has such a workload.
+    /// True if the mesh has a workload of this name.
     pub exists: bool,
-    /// Their number.
+    /// The number of rejected joins.
     pub count: u64,
-    /// The time since the last one.
+    /// The time since the last rejected join.
     pub age_seconds: u64,
-    /// The reason for the rejection.
+    /// The reason for the last rejection.
     pub reason: String,
 }
 
 /// The directory that stores the control plane's state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectoryStatus {
-    /// Its path.
+    /// The path of the directory.
     pub directory: String,
-    /// The error of a test write, if it failed.
+    /// The error of the test write, if it failed.
     pub problem: Option<String>,
     /// The error of the authority's files, if they cannot be used.
     #[serde(default)]
@@ -231,27 +231,27 @@ pub struct DirectoryStatus {
 /// A port of an application.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortStatus {
-    /// Its name, if it has one.
+    /// The name of the port, if it has one.
     pub name: Option<String>,
-    /// Its number.
+    /// The port number.
     pub port: u16,
-    /// Its protocol.
+    /// The protocol of the port.
     pub protocol: String,
 }
 
-/// A fixed listener.
+/// An outbound listener that a Workload configures.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ListenerStatus {
-    /// Its destination service.
+    /// The destination service.
     pub service: String,
     /// The service's port.
     pub port: u16,
-    /// Its listen address.
+    /// The listen address.
     pub listen: String,
-    /// `open`, `closed`, or `unknown` while no sidecar reports it.
+    /// The state: `open`, `closed`, or `unknown` while no sidecar reports it.
     #[serde(default)]
     pub state: String,
-    /// The reason why it is closed.
+    /// The reason why the listener is closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
@@ -259,17 +259,18 @@ pub struct ListenerStatus {
 /// A service, as operators see it: its workloads, ports and routes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceStatus {
-    /// `namespace/name`.
+    /// The name, as `namespace/name`.
     pub name: String,
-    /// The labels of its selector.
+    /// The labels of the selector.
     pub selector: BTreeMap<String, String>,
-    /// The workloads that it selects.
+    /// The workloads that the service selects.
     pub workloads: Vec<String>,
-    /// Its ports.
+    /// The ports of the service.
     pub ports: Vec<ServicePortStatus>,
-    /// The routes attached to it.
+    /// The routes attached to the service.
     pub routes: Vec<String>,
-    /// Its ready unmeshed endpoints that sidecars send no requests to, if another workload of it has a sidecar.
+    /// The ready unmeshed endpoints that sidecars send no requests to, if another workload of the service has a
+    /// sidecar.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub excluded: Option<ExcludedStatus>,
 }
@@ -277,7 +278,7 @@ pub struct ServiceStatus {
 /// Ready unmeshed endpoints that sidecars send no requests to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExcludedStatus {
-    /// Their number.
+    /// The number of these endpoints.
     pub endpoints: usize,
     /// The setting that excludes them: `defaultPolicy: deny` or `egress: deny`.
     pub setting: String,
@@ -286,36 +287,36 @@ pub struct ExcludedStatus {
 /// A port of a service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServicePortStatus {
-    /// Its name, if it has one.
+    /// The name of the port, if it has one.
     pub name: Option<String>,
-    /// Its number.
+    /// The port number.
     pub port: u16,
-    /// Its protocol.
+    /// The protocol of the port.
     pub protocol: String,
-    /// Its endpoints.
+    /// The endpoints of the port.
     pub endpoints: Vec<EndpointStatus>,
 }
 
 /// An endpoint of a port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointStatus {
-    /// Its workload.
+    /// The workload of the endpoint.
     pub workload: String,
-    /// The mTLS address of its sidecar, or the address of the application without a sidecar.
+    /// The mTLS address of the sidecar; without a sidecar, the address of the application.
     pub address: String,
 }
 
 /// The last known certificate of a workload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CertificateStatus {
-    /// `namespace/name`.
+    /// The name, as `namespace/name`.
     pub workload: String,
-    /// The SPIFFE id.
+    /// The SPIFFE ID of the certificate.
     pub identity: String,
     /// The time of issue, in seconds since 1970.
     #[serde(default)]
     pub issued: u64,
-    /// The time since it was issued.
+    /// The time since the certificate was issued.
     #[serde(default)]
     pub age_seconds: u64,
     /// The time of expiry, in seconds since 1970.
@@ -327,42 +328,42 @@ pub struct CertificateStatus {
 /// A connected proxy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProxyStatus {
-    /// Its workload, `namespace/name`.
+    /// The workload of the proxy, as `namespace/name`.
     pub workload: String,
-    /// The number of its connection.
+    /// The number of the connection.
     pub connection: u64,
-    /// The time since it connected.
+    /// The time since the proxy connected.
     pub connected_seconds: f64,
-    /// Its process ID, on its own machine.
+    /// The process ID of the proxy, on its own machine.
     pub pid: u32,
-    /// Its software version.
+    /// The software version of the proxy.
     pub version: String,
-    /// Its admin endpoint, if it is at the proxy's own address.
+    /// The address of the admin endpoint, if it is the proxy's own address.
     pub admin: Option<String>,
-    /// The reported address of its admin endpoint, if it is not the proxy's own or is on loopback of another
+    /// The reported address of the admin endpoint, if it is not the proxy's own or is on loopback of another
     /// machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reported_admin: Option<String>,
-    /// The services that it subscribed to.
+    /// The services that the proxy subscribed to.
     pub subscriptions: Vec<String>,
-    /// The number of services in its configuration.
+    /// The number of services in the proxy's configuration.
     pub services: usize,
-    /// The time since it last applied an update; absent before the first one.
+    /// The time since the proxy last applied an update; absent before the first one.
     pub config_age_seconds: Option<f64>,
-    /// The time for which it has been out of sync; absent if it is in sync.
+    /// The time for which the proxy has been out of sync; absent if it is in sync.
     pub out_of_sync_seconds: Option<f64>,
-    /// The newest change that was sent to it.
+    /// The newest change that was sent to the proxy.
     pub sent: Option<u64>,
-    /// The newest change that it has applied.
+    /// The newest change that the proxy has applied.
     pub applied: Option<u64>,
-    /// The number of resources that it rejects.
+    /// The number of resources that the proxy rejects.
     pub rejected: usize,
-    /// Its last rejections.
+    /// The last rejections, newest last.
     pub rejections: Vec<String>,
 }
 
 impl ProxyStatus {
-    /// True if it is out of sync or rejects resources.
+    /// True if the proxy is out of sync or rejects resources.
     #[must_use]
     pub fn is_stale(&self) -> bool {
         self.rejected > 0 || self.applied < self.sent
@@ -372,22 +373,22 @@ impl ProxyStatus {
 /// A route, as operators see it: its parents, rules, backends and problems.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteStatus {
-    /// `HTTPRoute`, `GRPCRoute`, `TLSRoute`, `TCPRoute` or `TrafficSplit`.
+    /// The kind: `HTTPRoute`, `GRPCRoute`, `TLSRoute`, `TCPRoute` or `TrafficSplit`.
     pub kind: String,
-    /// `namespace/name`.
+    /// The name, as `namespace/name`.
     pub name: String,
-    /// The services or service ports that it is attached to.
+    /// The services or service ports that the route is attached to.
     pub parents: Vec<String>,
-    /// The number of its rules.
+    /// The number of rules.
     pub rules: usize,
-    /// Its rules as text, for kinds of routes with conditions.
+    /// The rules as text, for kinds of routes with matches.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rule_texts: Vec<String>,
-    /// Its backends, each with its share as text.
+    /// The backends, each with its weight, as text.
     pub backends: Vec<String>,
-    /// Its missing references.
+    /// The problems of the route, such as missing references, as sentences.
     pub problems: Vec<String>,
-    /// Its status at each of its parents, in their order.
+    /// The status of the route at each of its parents, in the order of `parents`.
     #[serde(default)]
     pub attached: Vec<ParentStatus>,
 }
@@ -414,7 +415,7 @@ impl RouteStatus {
         Self { kind, name, parents, rules, rule_texts, backends, problems, attached }
     }
 
-    /// Adds the reasons why it has no effect at one of its parents.
+    /// Adds the reasons why the route has no effect at the parent with this index.
     pub(crate) fn reject_parent(&mut self, parent: usize, cause: impl IntoIterator<Item = String>) {
         for cause in cause {
             if let Some(parent) = self.attached.get_mut(parent) {
@@ -427,11 +428,11 @@ impl RouteStatus {
         }
     }
 
-    /// Adds the objects that override it at each port of one of its parents: it is accepted there unless it is
-    /// overridden at all ports.
-    pub(crate) fn add_overrides(&mut self, parent: usize, ports: Vec<Vec<String>>) {
-        let is_overridden = !ports.iter().any(Vec::is_empty);
-        for cause in ports.into_iter().flatten() {
+    /// Adds the objects that override the route at each port of the parent with this index. The route is
+    /// accepted there unless it is overridden at all ports.
+    pub(crate) fn add_overrides(&mut self, parent: usize, overrides_by_port: Vec<Vec<String>>) {
+        let is_overridden = !overrides_by_port.iter().any(Vec::is_empty);
+        for cause in overrides_by_port.into_iter().flatten() {
             match is_overridden {
                 true => self.reject_parent(parent, [cause]),
                 false => self.add_problem(cause),
@@ -462,7 +463,7 @@ impl RouteStatus {
 /// The status of a route at one of its parents.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParentStatus {
-    /// The service or service port.
+    /// The service or service port, as text.
     pub parent: String,
     /// True if the parent exists and the route is in effect there.
     pub accepted: bool,
@@ -475,33 +476,34 @@ pub struct ParentStatus {
 /// A policy, or rules other than routes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PolicyStatus {
-    /// Its kind, such as `TrafficTarget` or `OutlierDetection`.
+    /// The kind, such as `TrafficTarget` or `OutlierDetection`.
     #[serde(default)]
     pub kind: String,
-    /// `namespace/name`.
+    /// The name, as `namespace/name`.
     pub name: String,
-    /// Its destination.
+    /// The accounts, services or addresses that the policy applies to, separated by commas.
     pub destination: String,
-    /// Its sources.
+    /// The clients that the policy applies to.
     pub sources: Vec<String>,
-    /// Its contents, a line for each rule.
+    /// The rules, each as a line of text.
     pub rules: Vec<String>,
-    /// True if it has an effect.
+    /// True if the policy has an effect.
     pub in_force: bool,
-    /// The reason why it has no effect: the default policy, an overriding object, a missing destination.
+    /// The reason why the policy has no effect: the default policy, an overriding object, a missing
+    /// destination.
     #[serde(default)]
     pub reason: Option<String>,
-    /// Its missing references; these parts have no effect.
+    /// The missing references, as sentences; these parts of the policy have no effect.
     pub problems: Vec<String>,
-    /// Keys that a JWT policy needs and that could not be read.
+    /// The keys that a JWT policy needs and that could not be fetched.
     #[serde(default)]
     pub missing_keys: Option<MissingKeysStatus>,
 }
 
-/// JWKS that could not be read since the start.
+/// JWKS that could not be fetched since the start of the control plane.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct MissingKeysStatus {
-    /// The requests that fail because of it, such as `every request`.
+    /// The requests that fail for lack of keys, such as `every request`.
     pub requests: String,
     /// Each issuer with its JWKS endpoint and the reason.
     pub issuers: Vec<String>,
@@ -510,32 +512,33 @@ pub struct MissingKeysStatus {
 /// The progress of a change, from its source to the last proxy that applied it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ChangeReport {
-    /// Its number.
+    /// The number of the change.
     pub id: u64,
-    /// A description of its cause.
+    /// A description of the cause.
     pub cause: String,
-    /// The time since its source noticed it.
+    /// The time since the source noticed the change, in milliseconds.
     pub age_ms: f64,
-    /// The time from the notice of its source until the control plane processed it.
+    /// The time from then until the control plane processed the change, in milliseconds.
     pub processed_after_ms: f64,
-    /// The time from that notice until it was sent; absent during the debounce time.
+    /// The time from then until the change was sent, in milliseconds; absent during the debounce time.
     pub sent_after_ms: Option<f64>,
-    /// The time from that notice until the last affected proxy applied it; absent while one has not.
+    /// The time from then until the last affected proxy applied the change, in milliseconds; absent while one
+    /// has not.
     pub applied_after_ms: Option<f64>,
-    /// The number of changes in its push, including itself.
+    /// The number of changes in the push, including this one.
     pub push_size: usize,
-    /// The number of proxies that it may affect.
+    /// The number of proxies that the push may affect.
     pub affected: usize,
     /// The number of proxies that received an update.
     pub recipients: usize,
-    /// The number of these that have applied it, or disconnected.
+    /// The number of these proxies that have applied the update, or disconnected.
     pub applied: usize,
     /// The number of rejections (NACKs).
     pub rejected: u64,
     /// Bytes of the updates that were applied.
     pub bytes: u64,
-    /// Workloads with sidecars that have not applied it; the first ones if there are many.
+    /// The workloads with sidecars that have not applied the update; the first ones if there are many.
     pub waiting: Vec<String>,
-    /// True if its progress is no longer recorded.
+    /// True if the progress of the change is no longer recorded.
     pub expired: bool,
 }

@@ -54,10 +54,10 @@ impl Body for TapBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         while let Poll::Ready(batch) = self.active_tap.poll_next(context) {
             let Some(batch) = batch else { return Poll::Ready(None) };
-            let text = format_records(batch, self.active_tap.take_lost());
-            if !text.is_empty() {
+            let lines = format_records(batch, self.active_tap.take_lost());
+            if !lines.is_empty() {
                 self.keepalive.reset();
-                return Poll::Ready(Some(Ok(Frame::data(text.into()))));
+                return Poll::Ready(Some(Ok(Frame::data(lines.into()))));
             }
         }
         self.keepalive.poll_tick(context).map(|_| Some(Ok(Frame::data(Bytes::from_static(b"\n")))))
@@ -130,10 +130,12 @@ fn parse_tap(query: &str) -> Result<Tap, String> {
                 tap.side = side.ok_or_else(|| invalid("use both, client or server"))?.1;
             }
             "per_second" => {
-                let number =
-                    value.parse().ok().filter(|number| (1..=MAX_TAP_PER_SECOND).contains(number));
+                let record_rate = value
+                    .parse()
+                    .ok()
+                    .filter(|record_rate| (1..=MAX_TAP_PER_SECOND).contains(record_rate));
                 let hint = format!("use a number from 1 to {MAX_TAP_PER_SECOND}");
-                tap.per_second = number.ok_or_else(|| invalid(&hint))?;
+                tap.per_second = record_rate.ok_or_else(|| invalid(&hint))?;
             }
             _ => return Err(format!("`{name}` is unknown")),
         }
@@ -142,7 +144,7 @@ fn parse_tap(query: &str) -> Result<Tap, String> {
     Ok(tap)
 }
 
-/// The longest time without a line.
+/// The maximum time without a line.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The default rate of reports per data thread and second.

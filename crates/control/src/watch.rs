@@ -1,4 +1,4 @@
-//! Updates of all registries, in one bounded queue, and the objects that they reject.
+//! Registry updates: the watch of files, diagnostics about rejected objects, and the fixed trust domain.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use leno_registry::{
 };
 use tokio::sync::{Notify, mpsc};
 
-/// Reads the files, again after each change, until the receiver is dropped.
+/// Reads the files, and reads them again after each change, until the receiver is dropped.
 pub(crate) async fn follow_sources(
     paths: Vec<PathBuf>,
     updates: mpsc::Sender<RegistryUpdate>,
@@ -20,14 +20,14 @@ pub(crate) async fn follow_sources(
     }
 }
 
-/// Diagnostics of the registries for objects that are not, or only partly, in force.
+/// Diagnostics of the registries for objects that are rejected, or only partly applied.
 #[derive(Debug, Default)]
 pub(crate) struct Diagnostics {
     pub(crate) rejected: Vec<RejectedDocument>,
     pub(crate) warnings: Vec<Warning>,
-    /// The locations of the objects in force that are read from files.
+    /// The locations of the accepted objects that are read from files.
     pub(crate) locations: Vec<ObjectLocation>,
-    /// The reason why the trust domain of the `MeshConfig` is not in force.
+    /// The reason why the trust domain of the `MeshConfig` is not applied.
     pub(crate) trust_domain: Option<String>,
 }
 
@@ -74,7 +74,7 @@ impl Diagnostics {
 
 /// Returns the trust domain that the first update of the registries requests.
 #[must_use]
-pub fn trust_domain_of(update: &RegistryUpdate) -> TrustDomain {
+pub fn requested_trust_domain(update: &RegistryUpdate) -> TrustDomain {
     let config = update.changes.iter().find_map(|change| match change {
         Change::Upsert(Object::MeshConfig(config)) => Some(config.clone()),
         _ => None,

@@ -62,15 +62,15 @@ impl Budget {
         self.lock(now).work.add(units);
     }
 
-    /// The time at which the client is read again; `None` if it may be read now.
+    /// Returns the time at which the client is read again; `None` if it may be read now.
     #[must_use]
-    pub fn reads_at(&self, now: Instant) -> Option<Instant> {
+    pub fn next_read_at(&self, now: Instant) -> Option<Instant> {
         self.lock(now).reading.ready_at(now)
     }
 
-    /// The time at which the owner works for the client again; `None` if it may now.
+    /// Returns the time at which the owner works for the client again; `None` if it may now.
     #[must_use]
-    pub fn works_at(&self, now: Instant) -> Option<Instant> {
+    pub fn next_work_at(&self, now: Instant) -> Option<Instant> {
         self.lock(now).work.ready_at(now)
     }
 
@@ -127,7 +127,7 @@ impl Bucket {
 pub struct Budgets(Mutex<BTreeMap<String, Arc<Budget>>>);
 
 impl Budgets {
-    /// The budget of a client; it outlives the client's connections until nothing of it is spent.
+    /// Returns the budget of a client; it outlives the client's connections until nothing of it is spent.
     #[must_use]
     pub fn for_identity(&self, identity: &str, now: Instant) -> Arc<Budget> {
         let mut budgets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -170,15 +170,15 @@ mod tests {
         let start = Instant::now();
         let budget = Budget::new(start);
         budget.charge_work(BURST_UNITS, start);
-        assert_eq!(budget.works_at(start), None);
+        assert_eq!(budget.next_work_at(start), None);
         budget.charge_work(UNITS_PER_SECOND, start);
-        assert_eq!(budget.works_at(start), Some(start + Duration::from_secs(1)));
-        assert_eq!(budget.reads_at(start), None, "it is read meanwhile");
+        assert_eq!(budget.next_work_at(start), Some(start + Duration::from_secs(1)));
+        assert_eq!(budget.next_read_at(start), None, "it is read meanwhile");
         let later = start + Duration::from_secs(1);
-        assert_eq!(budget.works_at(later), None);
+        assert_eq!(budget.next_work_at(later), None);
         // The wait is bounded regardless of the cost.
         budget.charge_reading(u64::MAX, later);
-        assert_eq!(budget.reads_at(later), Some(later + Duration::from_secs(5)));
+        assert_eq!(budget.next_read_at(later), Some(later + Duration::from_secs(5)));
     }
 
     #[test]
@@ -207,8 +207,8 @@ mod tests {
         let start = Instant::now();
         let budgets = Budgets::default();
         budgets.for_identity("one", start).charge_work(u64::MAX, start);
-        assert!(budgets.for_identity("one", start).works_at(start).is_some());
-        assert!(budgets.for_identity("other", start).works_at(start).is_none());
+        assert!(budgets.for_identity("one", start).next_work_at(start).is_some());
+        assert!(budgets.for_identity("other", start).next_work_at(start).is_none());
     }
 
     #[test]

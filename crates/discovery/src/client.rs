@@ -27,7 +27,7 @@ use crate::query::{Query, QueryInProgress, next_part};
 use crate::resource::InvalidField;
 use crate::subscriber::Subscriber;
 use crate::tap::{MAX_RECORDS, taps_from_wire};
-use crate::traffic::{MIN_REPORT_EVERY, TrafficReport, traffic_to_wire};
+use crate::traffic::{MIN_REPORT_INTERVAL, TrafficReport, traffic_to_wire};
 
 /// Follows the control plane over an authenticated stream until the stream ends, and returns the reason.
 ///
@@ -72,11 +72,12 @@ pub trait UpdateHandler {
     /// The resources that cannot be accepted, with reasons.
     fn apply_update(&mut self, update: ConfigUpdate) -> Result<(), Vec<ResourceRejection>>;
 
-    /// The traffic since the last call, if any. Called at the interval that the control plane requests; never
-    /// by a control plane that requests none.
+    /// Returns the traffic since the last call, if any. Called at the interval that the control plane
+    /// requests; never by a control plane that requests none.
     fn take_traffic(&mut self) -> Option<TrafficReport> {
         None
     }
+
     /// Replaces the set of open taps.
     fn set_taps(&mut self, _taps: &[Tap]) {}
 
@@ -125,7 +126,7 @@ pub enum ProxyRequest {
     },
 }
 
-/// The reason that a stream ended.
+/// The reason why a stream ended.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoveryError {
     /// The stream broke.
@@ -199,7 +200,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                     self.keepalive.record_received(Instant::now());
                     self.handle_message(proto::ToProxy::decode(frame).map_err(malformed_error)?)?;
                 }
-                written = self.writer.advance(), if !self.writer.is_idle() => written?,
+                write_result = self.writer.advance(), if !self.writer.is_idle() => write_result?,
                 request = requests.recv(), if has_room => {
                     self.handle_request(request.ok_or(DiscoveryError::Stopped)?)?;
                 }
@@ -241,7 +242,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             Some(to_proxy::Message::Goodbye(wire)) => Err(DiscoveryError::Goodbye(wire.reason)),
             Some(to_proxy::Message::Certificate(wire)) => self.handle_certificate(wire),
             Some(to_proxy::Message::Query(wire)) => {
-                let (query_in_progress, query) = QueryInProgress::begin_query(wire);
+                let (query_in_progress, query) = QueryInProgress::parse_query(wire);
                 self.query_in_progress = Some(Box::new(query_in_progress));
                 self.handler.handle_query(query);
                 Ok(())
@@ -261,17 +262,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     /// Applies a delta, or leaves the configuration unchanged.
     fn apply_delta(&mut self, delta: Delta) -> Result<(), Vec<ResourceRejection>> {
         let whole = delta.whole;
-        let staged = self.subscriber.stage(delta)?;
+        let staged_delta = self.subscriber.stage(delta)?;
         if whole {
-            self.handler.apply_update(staged.update().clone())?;
+            self.handler.apply_update(staged_delta.update().clone())?;
         }
-        self.subscriber.commit(staged);
+        self.subscriber.commit(staged_delta);
         Ok(())
     }
 
     /// Stores the report interval that the control plane requests, if any.
     fn set_report_interval(&mut self, report_interval_ms: u32) {
-        let interval = Duration::from_millis(report_interval_ms.into()).max(MIN_REPORT_EVERY);
+        let interval = Duration::from_millis(report_interval_ms.into()).max(MIN_REPORT_INTERVAL);
         let is_unchanged = self.report_schedule.is_some_and(|(_, current)| current == interval);
         if report_interval_ms > 0 && !is_unchanged {
             self.report_schedule = Some((Instant::now() + interval, interval));
@@ -317,14 +318,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     fn handle_request(&mut self, request: ProxyRequest) -> Result<(), DiscoveryError> {
         match request {
             ProxyRequest::Subscribe(services) => {
-                for part in services.chunks(MAX_SERVICES_PER_MESSAGE) {
-                    self.send_message(from_proxy::Message::Subscribe(services_to_wire(part)))?;
+                for chunk in services.chunks(MAX_SERVICES_PER_MESSAGE) {
+                    self.send_message(from_proxy::Message::Subscribe(services_to_wire(chunk)))?;
                 }
                 Ok(())
             }
             ProxyRequest::Unsubscribe(services) => {
-                for part in services.chunks(MAX_SERVICES_PER_MESSAGE) {
-                    self.send_message(from_proxy::Message::Unsubscribe(services_to_wire(part)))?;
+                for chunk in services.chunks(MAX_SERVICES_PER_MESSAGE) {
+                    self.send_message(from_proxy::Message::Unsubscribe(services_to_wire(chunk)))?;
                 }
                 Ok(())
             }
@@ -338,8 +339,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 self.send_message(from_proxy::Message::Subscribe(dns_names_to_wire(&names)))
             }
             ProxyRequest::UnsubscribeNames(names) => {
-                for part in names.chunks(MAX_SERVICES_PER_MESSAGE) {
-                    self.send_message(from_proxy::Message::Unsubscribe(dns_names_to_wire(part)))?;
+                for chunk in names.chunks(MAX_SERVICES_PER_MESSAGE) {
+                    self.send_message(from_proxy::Message::Unsubscribe(dns_names_to_wire(chunk)))?;
                 }
                 Ok(())
             }

@@ -5,21 +5,22 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::envelope::truncate_text;
 use crate::proto;
-use crate::resource::{InvalidField, socket_address, socket_address_to_wire};
+use crate::resource::{InvalidField, parse_socket_address, socket_address_to_wire};
 
 /// The operational state of a proxy; it does not affect the configuration of others.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ProxyReport {
-    /// Its current conditions, at most [`MAX_CONDITIONS`].
+    /// The current conditions, at most [`MAX_CONDITIONS`].
     pub conditions: Vec<ProxyCondition>,
-    /// The addresses of listeners for tools or for the application, by name, at most [`MAX_ADDRESSES`].
+    /// The addresses of listeners for tools or for the application, by name, at most
+    /// [`MAX_REPORTED_ADDRESSES`].
     pub addresses: BTreeMap<String, SocketAddr>,
 }
 
 /// A condition that breaks traffic until it ends.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProxyCondition {
-    /// Its kind, such as [`kind::LISTENER_CLOSED`].
+    /// The kind of the condition, one of the constants in [`kind`], such as [`kind::LISTENER_CLOSED`].
     pub kind: String,
     /// The affected listener, file or service port.
     pub subject: String,
@@ -50,7 +51,7 @@ pub mod kind {
 }
 
 impl ProxyCondition {
-    /// A condition of one of the known kinds.
+    /// Creates a condition of one of the known kinds.
     #[must_use]
     pub fn new(kind: &str, subject: impl Into<String>, reason: impl Into<String>) -> Self {
         Self { kind: kind.to_owned(), subject: subject.into(), reason: reason.into() }
@@ -68,7 +69,8 @@ impl ProxyCondition {
         Self::new(kind::PLAINTEXT_REJECTED, format!("{PORT_PREFIX}{port}"), names.join(", "))
     }
 
-    /// The port and the clients of such a condition; `None` for other kinds.
+    /// Returns the port and the rejected clients of a [`kind::PLAINTEXT_REJECTED`] condition; `None` for
+    /// other kinds.
     #[must_use]
     pub fn rejected_clients(&self) -> Option<(u16, Vec<IpAddr>)> {
         if self.kind != kind::PLAINTEXT_REJECTED {
@@ -79,13 +81,13 @@ impl ProxyCondition {
     }
 }
 
-/// The addresses, ordered by name.
+/// Encodes the first addresses of a report, ordered by name.
 pub(crate) fn addresses_to_wire(report: &ProxyReport) -> Vec<proto::NamedAddress> {
     let address = |(name, address): (&String, &SocketAddr)| proto::NamedAddress {
         name: truncate_text(name, MAX_KIND_BYTES).to_owned(),
         address: Some(socket_address_to_wire(*address)),
     };
-    report.addresses.iter().take(MAX_ADDRESSES).map(address).collect()
+    report.addresses.iter().take(MAX_REPORTED_ADDRESSES).map(address).collect()
 }
 
 /// Parses a report from two lists of a message.
@@ -94,10 +96,10 @@ pub(crate) fn report_from_wire(
     addresses: Vec<proto::NamedAddress>,
 ) -> Result<ProxyReport, InvalidField> {
     let address = |wire: proto::NamedAddress| {
-        let address = socket_address("named_addresses.address", wire.address.as_ref())?;
+        let address = parse_socket_address("named_addresses.address", wire.address.as_ref())?;
         Ok((truncate_text(&wire.name, MAX_KIND_BYTES).to_owned(), address))
     };
-    let addresses = addresses.into_iter().take(MAX_ADDRESSES).map(address);
+    let addresses = addresses.into_iter().take(MAX_REPORTED_ADDRESSES).map(address);
     Ok(ProxyReport {
         conditions: conditions_from_wire(conditions),
         addresses: addresses.collect::<Result<_, _>>()?,
@@ -109,7 +111,7 @@ pub(crate) fn conditions_to_wire(conditions: &[ProxyCondition]) -> Vec<proto::Co
     let to_wire = |condition: &ProxyCondition| proto::Condition {
         kind: truncate_text(&condition.kind, MAX_KIND_BYTES).to_owned(),
         subject: truncate_text(&condition.subject, MAX_SUBJECT_BYTES).to_owned(),
-        reason: truncate_text(&condition.reason, MAX_CAUSE_BYTES).to_owned(),
+        reason: truncate_text(&condition.reason, MAX_CONDITION_REASON_BYTES).to_owned(),
     };
     conditions.iter().take(MAX_CONDITIONS).map(to_wire).collect()
 }
@@ -120,7 +122,7 @@ fn conditions_from_wire(wire: Vec<proto::Condition>) -> Vec<ProxyCondition> {
     let from_wire = |condition: proto::Condition| ProxyCondition {
         kind: truncate_text(&condition.kind, MAX_KIND_BYTES).to_owned(),
         subject: truncate_text(&condition.subject, MAX_SUBJECT_BYTES).to_owned(),
-        reason: truncate_text(&condition.reason, MAX_CAUSE_BYTES).to_owned(),
+        reason: truncate_text(&condition.reason, MAX_CONDITION_REASON_BYTES).to_owned(),
     };
     wire.into_iter().take(MAX_CONDITIONS).map(from_wire).collect()
 }
@@ -132,7 +134,7 @@ const PORT_PREFIX: &str = "port ";
 pub const MAX_CONDITIONS: usize = 64;
 
 /// The maximum number of reported addresses, in addition to those of application ports.
-pub const MAX_ADDRESSES: usize = 16;
+pub const MAX_REPORTED_ADDRESSES: usize = 16;
 
 /// The maximum length of a kind.
 const MAX_KIND_BYTES: usize = 64;
@@ -140,8 +142,8 @@ const MAX_KIND_BYTES: usize = 64;
 /// The maximum length of a subject: an address, a path, or a service with its port.
 const MAX_SUBJECT_BYTES: usize = 256;
 
-/// The maximum length of a cause: an operating system error with its context.
-const MAX_CAUSE_BYTES: usize = 512;
+/// The maximum length of a reason: an operating system error with its context.
+const MAX_CONDITION_REASON_BYTES: usize = 512;
 
 #[cfg(test)]
 mod tests {

@@ -11,8 +11,8 @@ use crate::message::{Delta, Hello, InboundListener, IssuedCertificate, ResourceR
 use crate::proto;
 use crate::proto::key::Resource;
 use crate::resource::{
-    InvalidField, convert_each, ip_address, ip_address_to_wire, parse_name, parse_port,
-    socket_address, socket_address_to_wire,
+    InvalidField, convert_each, ip_address_to_wire, parse_ip_address, parse_name, parse_port,
+    parse_socket_address, socket_address_to_wire,
 };
 
 pub(crate) fn key_to_wire(key: &ResourceKey) -> proto::Key {
@@ -36,7 +36,7 @@ pub(crate) fn key_from_wire(wire: Option<proto::Key>) -> Result<ResourceKey, Inv
         Some(Resource::Plan(proto::Nothing {})) => Ok(ResourceKey::Workload),
         Some(Resource::Service(name)) => parse_name("key.service", &name).map(ResourceKey::Service),
         Some(Resource::Address(bytes)) => {
-            ip_address("key.address", &bytes).map(ResourceKey::Address)
+            parse_ip_address("key.address", &bytes).map(ResourceKey::Address)
         }
         Some(Resource::Name(name)) => parse_name("key.name", &name).map(ResourceKey::Name),
         Some(Resource::Endpoint(key)) => Ok(ResourceKey::Endpoint(EndpointId {
@@ -102,7 +102,7 @@ pub(crate) fn hello_from_wire(
     if wire.version.len() > MAX_SOFTWARE_VERSION_BYTES {
         return Err(InvalidField::new("version", "is longer than 64 bytes"));
     }
-    let admin = wire.admin.as_ref().map(|address| socket_address("admin", Some(address)));
+    let admin = wire.admin.as_ref().map(|address| parse_socket_address("admin", Some(address)));
     let hello = Hello {
         workload: parse_name("workload", &wire.workload)?,
         listeners: listeners_from_wire(&wire.listeners)?,
@@ -121,7 +121,7 @@ pub(crate) fn hello_from_wire(
     let held = wire.held.into_iter();
     let held = held.map(|held| Ok((key_from_wire(held.key)?, ResourceVersion(held.version))));
     let addresses = wire.held_addresses.into_iter().map(|held| {
-        let address = ip_address("held_addresses.address", &held.address)?;
+        let address = parse_ip_address("held_addresses.address", &held.address)?;
         Ok((ResourceKey::Address(address), ResourceVersion(held.version)))
     });
     let names = wire.held_names.into_iter().map(|held| {
@@ -154,7 +154,7 @@ pub(crate) fn listeners_from_wire(
     wire: &[proto::Listener],
 ) -> Result<Vec<InboundListener>, InvalidField> {
     let listener = |wire: &proto::Listener| {
-        let address = socket_address("listener.address", wire.address.as_ref())?;
+        let address = parse_socket_address("listener.address", wire.address.as_ref())?;
         if address.port() == 0 {
             return Err(InvalidField::new("listener.address", "0 is not a port"));
         }
@@ -185,7 +185,7 @@ pub(crate) fn dns_names_to_wire(names: &[ServiceName]) -> proto::Services {
 }
 
 pub(crate) fn addresses_from_wire(wire: Vec<Vec<u8>>) -> Result<Vec<IpAddr>, InvalidField> {
-    convert_each("addresses", wire, |bytes| ip_address("", &bytes))
+    convert_each("addresses", wire, |bytes| parse_ip_address("", &bytes))
 }
 
 /// Parses service names into a collection.
@@ -261,8 +261,8 @@ pub(crate) fn issued_from_wire(wire: proto::Issued) -> IssuedCertificate {
 }
 
 /// Truncates a text at a character boundary.
-pub(crate) fn truncate_text(text: &str, bytes_max: usize) -> &str {
-    text.get(..text.floor_char_boundary(bytes_max)).unwrap_or(text)
+pub(crate) fn truncate_text(text: &str, max_bytes: usize) -> &str {
+    text.get(..text.floor_char_boundary(max_bytes)).unwrap_or(text)
 }
 
 /// The maximum number of rejections in a NACK; the rest are repeated in the next one.

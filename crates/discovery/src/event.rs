@@ -21,32 +21,32 @@ use crate::unknown_endpoints::UnknownEndpoints;
 /// An event of a connection.
 #[derive(Debug)]
 pub enum Event {
-    /// A proxy sent its Hello. Always the first event of its connection.
+    /// A proxy sent its Hello. This is always the first event of a connection.
     Connected(Box<Connected>),
-    /// Its inbound listeners changed.
+    /// The inbound listeners of a proxy changed.
     Listeners {
-        /// The connection.
+        /// The connection of the proxy.
         connection: ConnectionId,
         /// All inbound listeners.
         listeners: Vec<InboundListener>,
     },
-    /// Its operational state changed.
+    /// The operational state of a proxy changed.
     Reported {
-        /// The connection.
+        /// The connection of the proxy.
         connection: ConnectionId,
-        /// The whole state.
+        /// The complete state.
         report: Box<ProxyReport>,
     },
-    /// Its subscriptions changed.
+    /// The subscriptions of a proxy changed.
     SubscriptionsChanged {
-        /// The connection.
+        /// The connection of the proxy.
         connection: ConnectionId,
         /// All changes since the last event of this kind.
         change: Box<SubscriptionChange>,
     },
-    /// It has applied everything up to this change, except for rejected resources.
+    /// A proxy has applied all changes up to this one, except for the resources that it rejected.
     Applied {
-        /// The connection.
+        /// The connection of the proxy.
         connection: ConnectionId,
         /// The change of the newest configuration.
         change: ChangeId,
@@ -55,23 +55,23 @@ pub enum Event {
         /// The bytes of deltas sent since the last event of this kind.
         bytes: u64,
     },
-    /// It rejected resources; the previous versions stay in use.
+    /// A proxy rejected resources; it continues to use their previous versions.
     Rejected {
-        /// The connection.
+        /// The connection of the proxy.
         connection: ConnectionId,
         /// The rejections, at least one.
         rejections: Vec<ResourceRejection>,
     },
-    /// It reported its traffic.
+    /// A proxy reported its traffic.
     Traffic {
-        /// The connection.
+        /// The connection of the proxy.
         connection: ConnectionId,
         /// The traffic since the last report.
         traffic: Box<TrafficReport>,
     },
-    /// It requested a new certificate for its workload.
+    /// A proxy requested a new certificate for its workload.
     CertificateRequested {
-        /// The connection.
+        /// The connection of the proxy.
         connection: ConnectionId,
         /// A certificate signing request, DER.
         csr: Vec<u8>,
@@ -93,13 +93,13 @@ pub enum Event {
     PeerConnected,
     /// The stream to another control plane ended.
     PeerDisconnected {
-        /// The stream.
+        /// The stream to that control plane.
         connection: ConnectionId,
     },
-    /// The connection ended. Always its last event, unless its task was aborted: then only
+    /// The connection of a proxy ended. This is always its last event, unless its task was aborted: then only
     /// [`watch::Sender::is_closed`] indicates it.
     Disconnected {
-        /// The connection.
+        /// The connection of the proxy.
         connection: ConnectionId,
     },
 }

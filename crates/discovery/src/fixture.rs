@@ -43,7 +43,7 @@ pub(crate) fn update_with(
     ConfigUpdate { snapshot: Arc::new(snapshot), absent: BTreeSet::new(), change: ChangeId(change) }
 }
 
-/// A service in the namespace `bookinfo` with port 9080 and this many endpoints.
+/// Returns a service in the namespace `bookinfo` with port 9080 and this many endpoints.
 pub(crate) fn service_config(name: &str, endpoints: u16) -> ServiceConfig {
     let name = service_name(name);
     let endpoints = (0..endpoints).map(|index| Arc::new(service_endpoint(&name, index)));

@@ -13,24 +13,24 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 #[derive(Debug)]
 pub struct FrameReader<R> {
     stream: R,
-    bytes_max: usize,
+    max_bytes: usize,
     /// The received part of the length of the next message.
-    head: BytesMut,
+    length_prefix: BytesMut,
     /// The message that is being received.
-    body: Option<Body>,
+    body: Option<PartialMessage>,
 }
 
 /// A partially received message.
 #[derive(Debug)]
-struct Body {
+struct PartialMessage {
     bytes: BytesMut,
     length: usize,
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
-    /// Reads messages of at most `bytes_max` bytes.
-    pub fn new(stream: R, bytes_max: usize) -> Self {
-        Self { stream, bytes_max, head: BytesMut::new(), body: None }
+    /// Reads messages of at most `max_bytes` bytes.
+    pub fn new(stream: R, max_bytes: usize) -> Self {
+        Self { stream, max_bytes, length_prefix: BytesMut::new(), body: None }
     }
 
     /// Reads the next message; `None` if the stream ended between two messages.
@@ -47,17 +47,17 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
                     let body = self.body.take().map(|body| body.bytes.freeze());
                     return Ok(body);
                 }
-                let missing = body.length - body.bytes.len();
-                let mut buffer = (&mut body.bytes).limit(missing.min(STEP_BYTES));
+                let missing_bytes = body.length - body.bytes.len();
+                let mut buffer = (&mut body.bytes).limit(missing_bytes.min(ALLOCATION_STEP_BYTES));
                 if self.stream.read_buf(&mut buffer).await? == 0 {
                     return Err(FrameError::Cut);
                 }
                 continue;
             }
-            let missing = HEAD_BYTES - self.head.len();
-            let mut buffer = (&mut self.head).limit(missing);
+            let missing_bytes = LENGTH_PREFIX_BYTES - self.length_prefix.len();
+            let mut buffer = (&mut self.length_prefix).limit(missing_bytes);
             if self.stream.read_buf(&mut buffer).await? == 0 {
-                return if self.head.is_empty() { Ok(None) } else { Err(FrameError::Cut) };
+                return if self.length_prefix.is_empty() { Ok(None) } else { Err(FrameError::Cut) };
             }
             self.begin_body()?;
         }
@@ -65,15 +65,16 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 
     /// Begins a message after all of its length has arrived.
     fn begin_body(&mut self) -> Result<(), FrameError> {
-        let Ok(head) = <[u8; HEAD_BYTES]>::try_from(&self.head[..]) else {
+        let Ok(length_prefix) = <[u8; LENGTH_PREFIX_BYTES]>::try_from(&self.length_prefix[..])
+        else {
             return Ok(());
         };
-        self.head = BytesMut::new();
-        let length = usize::try_from(u32::from_be_bytes(head)).unwrap_or(usize::MAX);
-        if length > self.bytes_max {
-            return Err(FrameError::Oversize { length, bytes_max: self.bytes_max });
+        self.length_prefix = BytesMut::new();
+        let length = usize::try_from(u32::from_be_bytes(length_prefix)).unwrap_or(usize::MAX);
+        if length > self.max_bytes {
+            return Err(FrameError::Oversize { length, max_bytes: self.max_bytes });
         }
-        self.body = Some(Body { bytes: BytesMut::new(), length });
+        self.body = Some(PartialMessage { bytes: BytesMut::new(), length });
         Ok(())
     }
 }
@@ -96,21 +97,21 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     /// Queues a message; [`Self::advance`] writes it.
     ///
     /// # Errors
-    /// [`FrameError::Oversize`] if it is larger than `bytes_max`; then it is not queued.
-    pub fn push<M: Message>(&mut self, message: &M, bytes_max: usize) -> Result<(), FrameError> {
+    /// [`FrameError::Oversize`] if it is larger than `max_bytes`; then it is not queued.
+    pub fn push<M: Message>(&mut self, message: &M, max_bytes: usize) -> Result<(), FrameError> {
         let length = message.encoded_len();
-        let head = u32::try_from(length).ok().filter(|_| length <= bytes_max);
-        let Some(head) = head else {
-            return Err(FrameError::Oversize { length, bytes_max });
+        let length_prefix = u32::try_from(length).ok().filter(|_| length <= max_bytes);
+        let Some(length_prefix) = length_prefix else {
+            return Err(FrameError::Oversize { length, max_bytes });
         };
-        self.queue.reserve(HEAD_BYTES + length);
-        self.queue.put_u32(head);
+        self.queue.reserve(LENGTH_PREFIX_BYTES + length);
+        self.queue.put_u32(length_prefix);
         self.queue.put_slice(&message.encode_to_vec());
         self.is_unflushed = true;
         Ok(())
     }
 
-    /// The number of queued bytes.
+    /// Returns the number of queued bytes.
     pub fn queued_bytes(&self) -> usize {
         self.queue.len()
     }
@@ -158,31 +159,33 @@ pub enum FrameError {
     #[error("the stream ended within a message")]
     Cut,
     /// The message exceeds the protocol's limit.
-    #[error("a message of {length} bytes exceeds the limit of {bytes_max} bytes")]
+    #[error("a message of {length} bytes exceeds the limit of {max_bytes} bytes")]
     Oversize {
-        /// Its length.
+        /// The length of the message.
         length: usize,
-        /// The limit.
-        bytes_max: usize,
+        /// The maximum length.
+        max_bytes: usize,
     },
 }
 
-/// The maximum message of a control plane; a larger configuration arrives in several deltas.
+/// The maximum size of a message from a control plane; a larger configuration arrives in several deltas.
 pub const MAX_MESSAGE_BYTES: usize = 4 << 20;
 
-/// The maximum message of a proxy; bounds the memory that it occupies at the control plane.
+/// The maximum size of a message from a proxy; it bounds the memory that a message occupies at the control
+/// plane.
 pub const MAX_REQUEST_BYTES: usize = 1 << 20;
 
 /// The number of unsent bytes above which no more messages are read that need a response or forwarding.
 pub(crate) const MAX_OUTBOX_BYTES: usize = 256 << 10;
 
-/// The maximum message of a join, with a sender that is not authenticated yet.
+/// The maximum size of a message of a join, whose client is not authenticated yet.
 pub const MAX_JOIN_BYTES: usize = 64 << 10;
 
-const HEAD_BYTES: usize = 4;
+/// The size of the length before each message.
+const LENGTH_PREFIX_BYTES: usize = 4;
 
 /// The maximum allocation ahead of received bytes.
-const STEP_BYTES: usize = 64 << 10;
+const ALLOCATION_STEP_BYTES: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -197,9 +200,9 @@ mod tests {
 
     #[tokio::test]
     async fn messages_pass_through_a_narrow_stream() {
-        let (near, far) = duplex(7);
-        let mut writer = FrameWriter::new(near);
-        let mut reader = FrameReader::new(far, 1 << 20);
+        let (write_end, read_end) = duplex(7);
+        let mut writer = FrameWriter::new(write_end);
+        let mut reader = FrameReader::new(read_end, 1 << 20);
         let lengths = [0, 1, 3, 300, 200_000];
         for length in lengths {
             writer.push(&goodbye_of_length(length), 1 << 20).unwrap();
@@ -211,16 +214,16 @@ mod tests {
             }
             received
         };
-        let (written, received) = tokio::join!(writer.finish(), receiving);
-        written.unwrap();
+        let (write_result, received) = tokio::join!(writer.finish(), receiving);
+        write_result.unwrap();
         assert_eq!(received, lengths);
     }
 
     #[tokio::test]
     async fn dropped_futures_lose_no_bytes() {
-        let (near, far) = duplex(5);
-        let mut writer = FrameWriter::new(near);
-        let mut reader = FrameReader::new(far, 1 << 20);
+        let (write_end, read_end) = duplex(5);
+        let mut writer = FrameWriter::new(write_end);
+        let mut reader = FrameReader::new(read_end, 1 << 20);
         writer.push(&goodbye_of_length(1000), 1 << 20).unwrap();
         let message = loop {
             tokio::select! {
@@ -237,7 +240,7 @@ mod tests {
     async fn a_length_above_the_limit_is_rejected_before_memory_is_allocated() {
         let mut reader = FrameReader::new(&[0xff, 0xff, 0xff, 0xff, 1, 2][..], 1000);
         let error = reader.next().await.unwrap_err();
-        assert!(matches!(error, FrameError::Oversize { length: 0xffff_ffff, bytes_max: 1000 }));
+        assert!(matches!(error, FrameError::Oversize { length: 0xffff_ffff, max_bytes: 1000 }));
         let mut writer = FrameWriter::new(tokio::io::sink());
         assert!(matches!(
             writer.push(&goodbye_of_length(2000), 1000),
@@ -252,7 +255,7 @@ mod tests {
         let mut reader = FrameReader::new(&mut stream, MAX_MESSAGE_BYTES);
         assert!(matches!(reader.next().await, Err(FrameError::Cut)));
         let capacity = reader.body.map(|body| body.bytes.capacity());
-        assert!(capacity.unwrap() <= STEP_BYTES, "{capacity:?}");
+        assert!(capacity.unwrap() <= ALLOCATION_STEP_BYTES, "{capacity:?}");
     }
 
     #[tokio::test]

@@ -11,6 +11,7 @@ use crate::key::{ResourceKey, ResourceVersion};
 /// The versions of the resources that a proxy holds. Both ends keep a copy, and the copies must agree.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct HeldVersions {
+    /// The version of the workload configuration, if the proxy holds one.
     pub(crate) config: Option<ResourceVersion>,
     pub(crate) services: BTreeMap<ServiceName, HeldService>,
     pub(crate) addresses: BTreeMap<IpAddr, ResourceVersion>,
@@ -26,7 +27,7 @@ pub(crate) struct HeldService {
 }
 
 impl HeldVersions {
-    /// The held version of a resource, if any.
+    /// Returns the held version of a resource, if any.
     pub(crate) fn version(&self, key: &ResourceKey) -> Option<ResourceVersion> {
         match key {
             ResourceKey::Workload => self.config,
@@ -93,7 +94,7 @@ impl HeldVersions {
                 continue;
             };
             let mut endpoints = BTreeMap::new();
-            for (port, endpoint) in endpoints_of(service) {
+            for (port, endpoint) in service_endpoints(service) {
                 let endpoint_key = (port, endpoint.id.workload.clone());
                 if let Some(version) = held_service.endpoints.remove(&endpoint_key) {
                     endpoints.insert(endpoint_key, version);
@@ -107,8 +108,8 @@ impl HeldVersions {
         self.services = services;
     }
 
-    /// All resources: the workload configuration, then each service before its endpoints, then addresses and
-    /// names.
+    /// Returns all resources: the workload configuration, then each service before its endpoints, then
+    /// addresses and names.
     pub(crate) fn all_resources(&self) -> Vec<(ResourceKey, ResourceVersion)> {
         let workload = self.config.map(|version| (ResourceKey::Workload, version));
         let services = self.services.iter().flat_map(|(name, service)| {
@@ -139,8 +140,10 @@ impl FromIterator<(ResourceKey, ResourceVersion)> for HeldVersions {
     }
 }
 
-/// All endpoints of a service, each with its service port.
-pub(crate) fn endpoints_of(service: &ServiceConfig) -> impl Iterator<Item = (u16, &Arc<Endpoint>)> {
+/// Returns all endpoints of a service, each with its service port.
+pub(crate) fn service_endpoints(
+    service: &ServiceConfig,
+) -> impl Iterator<Item = (u16, &Arc<Endpoint>)> {
     service
         .ports
         .iter()

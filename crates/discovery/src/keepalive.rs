@@ -24,12 +24,12 @@ impl Keepalive {
         self.last_sent = now;
     }
 
-    /// The time of the next ping, if no other message is sent before.
+    /// Returns the time of the next ping, if no other message is sent before.
     pub(crate) fn ping_at(&self) -> Instant {
         self.last_sent + PING_AFTER
     }
 
-    /// The time at which the peer is considered dead, if no message arrives before.
+    /// Returns the time at which the peer is considered dead, if no message arrives before.
     pub(crate) fn silent_at(&self) -> Instant {
         self.last_received + MAX_SILENCE
     }

@@ -21,7 +21,7 @@ pub enum ResourceKey {
 }
 
 impl ResourceKey {
-    /// The service that the resource belongs to; `None` for the workload, addresses and names.
+    /// Returns the service that the resource belongs to; `None` for the workload, addresses and names.
     #[must_use]
     pub fn service(&self) -> Option<&ServiceName> {
         match self {
@@ -81,7 +81,9 @@ impl fmt::Display for ChangeId {
     }
 }
 
+/// The initial value of 64-bit FNV-1a.
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+/// The multiplier of 64-bit FNV-1a.
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
 /// An odd number with well-spread bits (from splitmix64).

@@ -30,13 +30,13 @@ pub struct Hello {
     pub addresses: Vec<IpAddr>,
     /// The DNS names that it queries at the beginning of the stream.
     pub dns_names: Vec<ServiceName>,
-    /// A number that increases with each stream of this workload; 0 if unset.
+    /// The number of the stream, which increases with each stream of this workload; 0 if unset.
     pub session: u64,
     /// The CA generation of its certificate (signer and roots); 0 if unset.
     pub ca_generation: u64,
     /// A random number of the process; 0 if unset.
     pub process: u64,
-    /// Its operational state.
+    /// The operational state of the proxy.
     pub report: ProxyReport,
     /// True if it answers queries of operators over the stream.
     pub answers_queries: bool,
@@ -56,7 +56,7 @@ pub struct InboundListener {
 /// Unchanged services share their [`Arc`] between updates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigUpdate {
-    /// The configuration.
+    /// The configuration of the workload, and of the services, addresses and names that it uses.
     pub snapshot: Arc<Snapshot>,
     /// Services that do not exist although they are subscribed or used by a rule.
     pub absent: BTreeSet<ServiceName>,
@@ -85,14 +85,14 @@ pub struct Delta {
 /// An encoded resource: decoded by [`crate::resource`], versioned by its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Upsert {
-    /// The key.
+    /// The key of the resource.
     pub key: ResourceKey,
-    /// Its encoded content.
+    /// The encoded content of the resource.
     pub content: Bytes,
 }
 
 impl Upsert {
-    /// The version of the content.
+    /// Returns the version of the content.
     #[must_use]
     pub fn version(&self) -> ResourceVersion {
         ResourceVersion::from_content(&self.content)
@@ -103,7 +103,7 @@ impl Upsert {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {reason}")]
 pub struct ResourceRejection {
-    /// The resource.
+    /// The rejected resource.
     pub key: ResourceKey,
     /// The error, for the author of the resource; at most 512 bytes are sent.
     pub reason: String,
@@ -119,12 +119,12 @@ impl ResourceRejection {
     }
 }
 
-/// An encoded certificate, DER.
+/// An issued certificate chain and the trusted roots; each certificate is DER-encoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IssuedCertificate {
-    /// The leaf first, then the intermediates.
+    /// The certificate chain: the leaf first, then the intermediates.
     pub chain: Vec<Vec<u8>>,
-    /// The trusted roots from now on.
+    /// The roots that the proxy trusts from now on.
     pub roots: Vec<Vec<u8>>,
 }
 
@@ -133,12 +133,12 @@ pub struct IssuedCertificate {
 pub struct IssuanceFailure {
     /// A sentence for the operator of the proxy.
     pub reason: String,
-    /// True if the same proof cannot succeed later.
+    /// True if the same request cannot succeed later.
     pub is_final: bool,
 }
 
 impl From<String> for IssuanceFailure {
-    /// A temporary failure.
+    /// Creates a failure that is not final.
     fn from(reason: String) -> Self {
         Self { reason, is_final: false }
     }

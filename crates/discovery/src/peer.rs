@@ -1,8 +1,8 @@
 //! The protocol between control planes of one mesh: they exchange their connected sidecars.
 //!
-//! Each control plane reads the files itself. Only the addresses of sidecars are known to a single control
-//! plane, the one that they are connected to. Each follows all others, over one stream in each direction; a
-//! slow receiver gets the difference to the current state, so no messages queue for it.
+//! Each control plane reads the mesh configuration itself, but knows only the addresses of the sidecars that
+//! are connected to it. So each control plane follows all others, over one stream in each direction. A slow
+//! receiver gets the difference to the current state, so no messages queue for it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,9 +29,9 @@ use crate::server::ServeError;
 /// A sidecar that is connected to a control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registration {
-    /// Its listeners, ordered by port.
+    /// The listeners of the sidecar, ordered by port.
     pub listeners: Vec<InboundListener>,
-    /// The number of its stream; the highest is the newest.
+    /// The number of the stream of the sidecar; the highest is the newest.
     pub session: u64,
 }
 
@@ -66,20 +66,20 @@ where
                 proto::ToPeer::decode(frame)?;
                 keepalive.record_received(Instant::now());
             }
-            written = writer.advance(), if !writer.is_idle() => written?,
-            changed = connected.changed(), if has_room => {
-                if changed.is_err() {
+            write_result = writer.advance(), if !writer.is_idle() => write_result?,
+            change_result = connected.changed(), if has_room => {
+                if change_result.is_err() {
                     return Ok(());
                 }
                 let current = Arc::clone(&connected.borrow_and_update());
-                let mut parts = registration_changes(&reported, &current);
-                if is_first && parts.is_empty() {
+                let mut messages = encode_changes(&reported, &current);
+                if is_first && messages.is_empty() {
                     // Without sidecars, an empty message still completes the list.
-                    parts.push(proto::Registrations::default());
+                    messages.push(proto::Registrations::default());
                 }
                 is_first = false;
-                for part in parts {
-                    let message = Some(to_peer::Message::Registrations(part));
+                for registrations in messages {
+                    let message = Some(to_peer::Message::Registrations(registrations));
                     writer.push(&proto::ToPeer { message }, MAX_MESSAGE_BYTES)?;
                 }
                 keepalive.record_sent(Instant::now());
@@ -142,7 +142,7 @@ where
                     }
                 }
             }
-            written = writer.advance(), if !writer.is_idle() => written?,
+            write_result = writer.advance(), if !writer.is_idle() => write_result?,
             () = sleep_until(keepalive.ping_at()), if writer.is_idle() => {
                 writer.push(&ping_message(), MAX_REQUEST_BYTES)?;
                 keepalive.record_sent(Instant::now());
@@ -156,28 +156,33 @@ fn ping_message() -> proto::ToPeer {
     proto::ToPeer { message: Some(to_peer::Message::Ping(proto::Ping::default())) }
 }
 
-/// The differences, in messages of bounded length.
-fn registration_changes(
-    before: &RegisteredSidecars,
+/// Encodes the differences between the reported and the current sidecars, in messages of bounded length.
+fn encode_changes(
+    reported: &RegisteredSidecars,
     current: &RegisteredSidecars,
 ) -> Vec<proto::Registrations> {
-    let changed = current.iter().filter(|(name, connected)| before.get(name) != Some(connected));
-    let changed = changed.map(|(name, Registration { listeners, session })| proto::Registration {
-        workload: name.to_string(),
-        listeners: listeners.iter().map(listener_to_wire).collect(),
-        session: *session,
-    });
+    let changed_registrations =
+        current.iter().filter(|(name, connected)| reported.get(name) != Some(connected));
+    let changed_registrations =
+        changed_registrations.map(|(name, Registration { listeners, session })| {
+            proto::Registration {
+                workload: name.to_string(),
+                listeners: listeners.iter().map(listener_to_wire).collect(),
+                session: *session,
+            }
+        });
     let disconnected =
-        before.keys().filter(|name| !current.contains_key(name)).map(ToString::to_string);
-    let (changed, disconnected): (Vec<_>, Vec<_>) = (changed.collect(), disconnected.collect());
-    let mut parts: Vec<proto::Registrations> = changed
+        reported.keys().filter(|name| !current.contains_key(name)).map(ToString::to_string);
+    let (changed_registrations, disconnected): (Vec<_>, Vec<_>) =
+        (changed_registrations.collect(), disconnected.collect());
+    let mut messages: Vec<proto::Registrations> = changed_registrations
         .chunks(MAX_REGISTRATIONS_PER_MESSAGE)
         .map(|connected| proto::Registrations { here: connected.to_vec(), gone: Vec::new() })
         .collect();
-    parts.extend(disconnected.chunks(MAX_REGISTRATIONS_PER_MESSAGE).map(|disconnected| {
+    messages.extend(disconnected.chunks(MAX_REGISTRATIONS_PER_MESSAGE).map(|disconnected| {
         proto::Registrations { here: Vec::new(), gone: disconnected.to_vec() }
     }));
-    parts
+    messages
 }
 
 /// Splits a message so that others are served between two parts. An empty message yields one part.
@@ -235,7 +240,7 @@ mod tests {
         Arc::new(names.iter().map(registration).collect())
     }
 
-    /// The known sidecars after this event.
+    /// Applies an event to the known sidecars.
     fn apply_event(sidecars: &mut RegisteredSidecars, event: Event) {
         let Event::PeerSidecars { connected, disconnected, .. } = event else {
             panic!("{event:?}")
@@ -325,11 +330,12 @@ mod tests {
         let name = |number: usize| format!("{}/{}-{number}", "n".repeat(63), "w".repeat(56));
         let names: Vec<String> = (0..3000).map(name).collect();
         let names: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
-        let parts = registration_changes(&RegisteredSidecars::new(), &registered_sidecars(&names));
-        assert_eq!(parts.len(), 3);
-        let removals =
-            registration_changes(&registered_sidecars(&names), &RegisteredSidecars::new());
+        let messages = encode_changes(&RegisteredSidecars::new(), &registered_sidecars(&names));
+        assert_eq!(messages.len(), 3);
+        let removals = encode_changes(&registered_sidecars(&names), &RegisteredSidecars::new());
         assert_eq!(removals.len(), 3);
-        assert!(parts.iter().chain(&removals).all(|part| part.encoded_len() < MAX_MESSAGE_BYTES));
+        assert!(
+            messages.iter().chain(&removals).all(|part| part.encoded_len() < MAX_MESSAGE_BYTES)
+        );
     }
 }

@@ -22,7 +22,7 @@ use crate::key::{ChangeId, ResourceKey, ResourceVersion};
 use crate::message::{ConfigUpdate, Delta, ResourceRejection};
 use crate::publisher::pending_delta::{MAX_RESOURCE_BYTES, PendingDelta};
 use crate::publisher::rejected_resources::RejectedResources;
-use crate::publisher::sendable::{RetainedResources, sendable_part};
+use crate::publisher::sendable::{RetainedResources, select_sendable_part};
 use crate::unknown_endpoints::UnknownEndpoints;
 
 /// The control plane's state of one proxy: its held, rejected and desired resources. No IO.
@@ -46,6 +46,7 @@ pub struct Publisher {
     /// True if the desired configuration or the held resources changed since the last comparison.
     needs_comparison: bool,
     in_flight: Option<UnacknowledgedDelta>,
+    /// The nonce of the last delta.
     nonce: u64,
 }
 
@@ -95,7 +96,7 @@ impl Publisher {
         self.needs_comparison = true;
     }
 
-    /// The next delta to send; `None` while one is in flight, or without differences.
+    /// Returns the next delta to send; `None` while one is in flight, or without differences.
     ///
     /// The first delta of a stream is sent even without differences, so that the proxy knows that it is in
     /// sync.
@@ -105,7 +106,7 @@ impl Publisher {
         }
         let DesiredConfig { update, unknown_endpoints } = self.desired.clone()?;
         self.rejected_resources.release(&update, &self.held);
-        let snapshot = sendable_part(&update.snapshot, &unknown_endpoints, &self.held);
+        let snapshot = select_sendable_part(&update.snapshot, &unknown_endpoints, &self.held);
         let draft = self.draft_delta(&snapshot, &unknown_endpoints);
         let is_rejected = self.rejected_absent.as_ref() == Some(&update.absent);
         let sends_absent =
@@ -164,13 +165,13 @@ impl Publisher {
             .chain(removed.into_iter().map(|key| (key, None)))
             .collect();
         let change = update.change;
-        let names_part = self.rejected_resources.record_rejections(
+        let names_sent_resource = self.rejected_resources.record_rejections(
             &sent_resources,
             rejections,
             &update,
             &self.held,
         );
-        match (names_part, includes_absent) {
+        match (names_sent_resource, includes_absent) {
             (true, _) => {}
             // The absent services were rejected because of held resources. New versions of these resources may
             // be withheld because they depend on the absent services. Both are sent together, once for each
@@ -189,8 +190,8 @@ impl Publisher {
         Some(change)
     }
 
-    /// The newest change that the proxy has applied, except for rejected resources; `None` while a delta is in
-    /// flight or pending. Valid after [`Self::next_delta`].
+    /// Returns the newest change that the proxy has applied, except for rejected resources; `None` while a
+    /// delta is in flight or pending. Valid after [`Self::next_delta`].
     #[must_use]
     pub fn applied_change(&self) -> Option<ChangeId> {
         let is_settled =
@@ -198,7 +199,7 @@ impl Publisher {
         self.desired.as_ref().filter(|_| is_settled).map(|desired| desired.update.change)
     }
 
-    /// The resources that the proxy rejects, with its reasons.
+    /// Returns the resources that the proxy rejects, with its reasons.
     pub fn rejected_resources(&self) -> impl Iterator<Item = ResourceRejection> {
         self.rejected_resources.list_rejections()
     }
@@ -208,7 +209,7 @@ impl Publisher {
         std::mem::take(&mut self.oversized)
     }
 
-    /// All differences; oversized resources are excluded.
+    /// Returns all differences; oversized resources are excluded.
     fn draft_delta(
         &mut self,
         snapshot: &Snapshot,

@@ -22,8 +22,8 @@ use crate::proto;
 #[derive(Debug)]
 pub struct Queries {
     streams: Mutex<BTreeMap<ConnectionId, mpsc::Sender<PendingQuery>>>,
-    /// The number of the next query.
-    next: AtomicU64,
+    /// The ID of the next query.
+    next_id: AtomicU64,
     /// A permit for each open query: responses are buffered until they are complete.
     permits: Semaphore,
 }
@@ -46,14 +46,14 @@ pub struct Query {
 pub struct QueryResponse {
     /// The HTTP status.
     pub status: u16,
-    /// The whole body.
+    /// The complete body of the response.
     pub body: Vec<u8>,
 }
 
 /// The reason that a query has no response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
-    /// The path is too long.
+    /// The path is longer than [`MAX_PATH_BYTES`].
     #[error("the path is longer than {MAX_PATH_BYTES} bytes")]
     Path,
     /// The stream ended before the whole response arrived, or before the query was sent.
@@ -64,14 +64,14 @@ pub enum QueryError {
         "the sidecar runs an earlier release that does not support queries of the control plane: restart it with this release"
     )]
     Unsupported,
-    /// Other queries took all the time.
+    /// The query could not be sent in time, because too many other queries are in progress.
     #[error("too many queries are in progress: try again")]
     Busy,
     /// The deadline passed.
     #[error("the sidecar did not respond within {QUERY_DEADLINE:?}")]
     Timeout,
-    /// The response is too long.
-    #[error("the response of the sidecar is larger than {MAX_ANSWER_BYTES} bytes")]
+    /// The response is longer than [`MAX_RESPONSE_BYTES`].
+    #[error("the response of the sidecar is larger than {MAX_RESPONSE_BYTES} bytes")]
     Oversized,
 }
 
@@ -83,13 +83,13 @@ pub(crate) struct PendingQuery {
 }
 
 impl Queries {
-    /// Creates an empty registry. Numbers count from `first`, a random number: a proxy may still send the
+    /// Creates an empty registry. Query IDs count from `first_id`, a random number: a proxy may still send the
     /// response to a query of another control plane.
     #[must_use]
-    pub fn new(first: u64) -> Self {
+    pub fn new(first_id: u64) -> Self {
         Self {
             streams: Mutex::default(),
-            next: AtomicU64::new(first),
+            next_id: AtomicU64::new(first_id),
             permits: Semaphore::new(MAX_QUERIES),
         }
     }
@@ -131,7 +131,7 @@ impl Queries {
         let (sender, receiver) = mpsc::channel(1);
         self.lock().insert(connection, sender);
         let queries = Arc::clone(self);
-        Box::new(StreamQueries { queries, connection, is_supported, receiver, open: None })
+        Box::new(StreamQueries { queries, connection, is_supported, receiver, open_query: None })
     }
 
     /// Locks the streams. A thread that panicked while it held the lock left no half-written state.
@@ -149,7 +149,7 @@ pub(crate) struct StreamQueries {
     connection: ConnectionId,
     is_supported: bool,
     receiver: mpsc::Receiver<PendingQuery>,
-    open: Option<Box<OpenQuery>>,
+    open_query: Option<Box<OpenQuery>>,
 }
 
 /// The query that was sent to the proxy.
@@ -163,15 +163,15 @@ struct OpenQuery {
 }
 
 impl StreamQueries {
-    /// The next query to send. Drops the open one at its deadline. Cancel-safe.
+    /// Returns the next query to send. Drops the open one at its deadline. Cancel-safe.
     pub(crate) async fn next(&mut self) -> proto::Query {
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
 
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<proto::Query> {
         loop {
-            if let Some(open) = &mut self.open {
-                ready!(open.deadline.as_mut().poll(context));
+            if let Some(open_query) = &mut self.open_query {
+                ready!(open_query.deadline.as_mut().poll(context));
                 self.finish_query(Err(QueryError::Timeout));
             }
             // The registry keeps a sender for the lifetime of this object.
@@ -186,14 +186,14 @@ impl StreamQueries {
             if pending.reply.is_closed() {
                 continue;
             }
-            let id = self.queries.next.fetch_add(1, Ordering::Relaxed);
+            let id = self.queries.next_id.fetch_add(1, Ordering::Relaxed);
             let deadline = Box::pin(tokio::time::sleep(QUERY_DEADLINE));
             let PendingQuery { path, reply } = pending;
-            self.open = Some(Box::new(OpenQuery { id, deadline, body: Vec::new(), reply }));
+            self.open_query = Some(Box::new(OpenQuery { id, deadline, body: Vec::new(), reply }));
             return Poll::Ready(proto::Query {
                 id,
                 path,
-                bytes_max: MAX_ANSWER_BYTES as u64,
+                bytes_max: MAX_RESPONSE_BYTES as u64,
                 deadline_ms: u32::try_from(QUERY_DEADLINE.as_millis()).unwrap_or(u32::MAX),
             });
         }
@@ -203,31 +203,35 @@ impl StreamQueries {
     /// has the full size: it is not charged to the proxy's budget then. Short parts would allow any number of
     /// messages.
     pub(crate) fn receive_part(&mut self, part: proto::QueryAnswer) -> bool {
-        let Some(open) = self.open.as_mut().filter(|open| open.id == part.id) else { return false };
+        let Some(open_query) =
+            self.open_query.as_mut().filter(|open_query| open_query.id == part.id)
+        else {
+            return false;
+        };
         if part.part.is_empty() && !part.last {
             return false;
         }
-        if open.body.len().saturating_add(part.part.len()) > MAX_ANSWER_BYTES {
+        if open_query.body.len().saturating_add(part.part.len()) > MAX_RESPONSE_BYTES {
             self.finish_query(Err(QueryError::Oversized));
             return false;
         }
-        open.body.extend_from_slice(&part.part);
-        let is_free = part.last || part.part.len() == MAX_PART_BYTES;
+        open_query.body.extend_from_slice(&part.part);
+        let is_refundable = part.last || part.part.len() == MAX_PART_BYTES;
         if part.last {
-            let body = std::mem::take(&mut open.body);
+            let body = std::mem::take(&mut open_query.body);
             let status = u16::try_from(part.status).unwrap_or_default();
             self.finish_query(match part.oversized {
                 true => Err(QueryError::Oversized),
                 false => Ok(QueryResponse { status, body }),
             });
         }
-        is_free
+        is_refundable
     }
 
     fn finish_query(&mut self, result: Result<QueryResponse, QueryError>) {
-        if let Some(open) = self.open.take() {
+        if let Some(open_query) = self.open_query.take() {
             // The operator may be gone.
-            open.reply.send(result).ok();
+            open_query.reply.send(result).ok();
         }
     }
 }
@@ -257,29 +261,30 @@ enum ResponseState {
 
 impl QueryInProgress {
     /// Parses a query. The control plane sends the next one only after it dropped this one.
-    pub(crate) fn begin_query(wire: proto::Query) -> (Self, Query) {
+    pub(crate) fn parse_query(wire: proto::Query) -> (Self, Query) {
         let (reply, receiver) = oneshot::channel();
-        let bytes_max = usize::try_from(wire.bytes_max).unwrap_or(usize::MAX).min(MAX_ANSWER_BYTES);
+        let bytes_max =
+            usize::try_from(wire.bytes_max).unwrap_or(usize::MAX).min(MAX_RESPONSE_BYTES);
         let deadline = Duration::from_millis(wire.deadline_ms.into()).min(QUERY_DEADLINE);
         let query = Query { path: wire.path, bytes_max, deadline, reply };
         (Self { id: wire.id, bytes_max, state: ResponseState::Waiting(receiver) }, query)
     }
 }
 
-/// The next part of the response; pending while there is none. Cancel-safe.
+/// Returns the next part of the response; pending while there is none. Cancel-safe.
 pub(crate) async fn next_part(
     query_in_progress: &mut Option<Box<QueryInProgress>>,
 ) -> proto::QueryAnswer {
-    let Some(open) = query_in_progress else { return std::future::pending().await };
-    if let ResponseState::Waiting(receiver) = &mut open.state {
+    let Some(query) = query_in_progress else { return std::future::pending().await };
+    if let ResponseState::Waiting(receiver) = &mut query.state {
         let response = receiver.await.unwrap_or_else(|_| QueryResponse {
             status: 503,
             body: b"the sidecar does not accept queries now\n".to_vec(),
         });
-        open.state = ResponseState::Sending(response, 0);
+        query.state = ResponseState::Sending(response, 0);
     }
-    let (id, bytes_max) = (open.id, open.bytes_max);
-    let ResponseState::Sending(response, sent_bytes) = &mut open.state else {
+    let (id, bytes_max) = (query.id, query.bytes_max);
+    let ResponseState::Sending(response, sent_bytes) = &mut query.state else {
         return std::future::pending().await;
     };
     let oversized = response.body.len() > bytes_max;
@@ -297,8 +302,8 @@ pub(crate) async fn next_part(
 const MAX_QUERIES: usize = 16;
 /// The maximum length of a query's path.
 pub const MAX_PATH_BYTES: usize = 2048;
-/// The maximum response: the configuration of a sidecar in a large mesh.
-pub const MAX_ANSWER_BYTES: usize = 8 << 20;
+/// The maximum size of a response: the configuration of a sidecar in a large mesh.
+pub const MAX_RESPONSE_BYTES: usize = 8 << 20;
 /// The maximum size of a response part: other messages of the stream are sent between two parts.
 const MAX_PART_BYTES: usize = 64 << 10;
 /// The proxy's deadline for a response: for some queries a sidecar tries to reach endpoints.

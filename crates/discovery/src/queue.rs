@@ -12,10 +12,10 @@ use tokio::time::Instant;
 use crate::budget::Budget;
 use crate::event::Event;
 
-/// Creates the queue, with room for one event of each of `connections_max` connections.
+/// Creates the queue, with room for one event of each of `max_connections` connections.
 #[must_use]
-pub fn event_queue(connections_max: usize) -> (EventQueue, mpsc::Receiver<QueuedEvent>) {
-    let (sender, receiver) = mpsc::channel(connections_max);
+pub fn event_queue(max_connections: usize) -> (EventQueue, mpsc::Receiver<QueuedEvent>) {
+    let (sender, receiver) = mpsc::channel(max_connections);
     (EventQueue(sender), receiver)
 }
 
@@ -42,7 +42,7 @@ impl EventQueue {
 pub struct QueuedEvent {
     /// The event.
     pub event: Event,
-    /// The turn; held until all work for the event is done.
+    /// The turn of the connection; held until all work for the event is done.
     pub turn: ConnectionTurn,
 }
 
@@ -69,7 +69,7 @@ pub struct EventSender {
     budget: Arc<Budget>,
 }
 
-/// The mesh owner is gone.
+/// The error of a send after the mesh owner task has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OwnerGone;
 
@@ -88,7 +88,7 @@ impl EventSlot<'_> {
 }
 
 impl EventSender {
-    /// The budget of the connection.
+    /// Returns the budget of the connection.
     pub(crate) fn budget(&self) -> &Budget {
         &self.budget
     }
@@ -110,10 +110,10 @@ impl EventSender {
         Ok(())
     }
 
-    /// Sends an event without a response.
+    /// Sends an event when it is the connection's turn.
     ///
     /// # Errors
-    /// If the mesh owner is gone.
+    /// [`ServeError::Stopped`](crate::ServeError::Stopped) if the mesh owner task has ended.
     pub async fn announce(&self, event: Event) -> Result<(), crate::ServeError> {
         self.send_event(event).await.map_err(|OwnerGone| crate::ServeError::Stopped)
     }
@@ -142,7 +142,7 @@ mod tests {
         };
         let owner = async {
             tokio::task::yield_now().await;
-            let mut before = 0;
+            let mut earlier_events = 0;
             loop {
                 let Some(QueuedEvent { event: Event::Disconnected { connection }, turn }) =
                     events.recv().await
@@ -150,16 +150,16 @@ mod tests {
                     panic!("the queue ended")
                 };
                 if connection == single_id {
-                    return before;
+                    return earlier_events;
                 }
-                before += 1;
+                earlier_events += 1;
                 drop(turn);
             }
         };
-        let before = tokio::select! {
-            before = owner => before,
+        let earlier_events = tokio::select! {
+            earlier_events = owner => earlier_events,
             ((), ()) = async { tokio::join!(flood, single) } => panic!("no event is handled"),
         };
-        assert!(before <= 2, "{before} events of another connection came first");
+        assert!(earlier_events <= 2, "{earlier_events} events of another connection came first");
     }
 }

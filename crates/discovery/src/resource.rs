@@ -38,8 +38,8 @@ use crate::key::ResourceKey;
 use crate::message::Upsert;
 
 pub(crate) use field::{
-    InvalidField, convert_each, ip_address, ip_address_to_wire, parse_account, parse_name,
-    parse_port, socket_address, socket_address_to_wire,
+    InvalidField, convert_each, ip_address_to_wire, parse_account, parse_ip_address, parse_name,
+    parse_port, parse_socket_address, socket_address_to_wire,
 };
 
 pub(crate) use dns_record::MAX_ADDRESSES_OF_NAME;
@@ -123,11 +123,11 @@ pub fn encode_dns_record(dns_record: &DnsRecord) -> Bytes {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {field}: {reason}")]
 pub struct InvalidResource {
-    /// The resource.
+    /// The invalid resource.
     pub key: ResourceKey,
     /// The path of the field, such as `ports[0].rules[2].route`.
     pub field: Box<str>,
-    /// The error.
+    /// The reason why the field is invalid.
     pub reason: Box<str>,
 }
 

@@ -54,11 +54,11 @@ where
     // An identity that exceeded its budget on another connection waits before it is read again.
     let now = Instant::now();
     let budget = events.budget();
-    if let Some(ready) = budget.reads_at(now).max(budget.works_at(now)) {
-        sleep_until(ready).await;
+    if let Some(resume_at) = budget.next_read_at(now).max(budget.next_work_at(now)) {
+        sleep_until(resume_at).await;
     }
     let first_message = timeout(PING_AFTER, read_introduction(&mut reader, events.budget())).await;
-    let (hello, publisher, next) = match first_message.unwrap_or(Err(ServeError::Silent)) {
+    let (hello, publisher, next_message) = match first_message.unwrap_or(Err(ServeError::Silent)) {
         Ok(Some(introduction)) => introduction,
         Ok(None) => return Ok(()),
         Err(error) => {
@@ -75,9 +75,10 @@ where
     let taps = operators.taps.watch_taps();
     let mut session =
         Session::new(&mut writer, publisher, pending, workload, &events, taps, queries);
-    let setup = report_interval.map_or(Ok(()), |interval| session.request_reports(interval));
-    let setup = setup.and_then(|()| next.map_or(Ok(()), |message| session.handle_message(message)));
-    let end = match setup {
+    let setup_result = report_interval.map_or(Ok(()), |interval| session.request_reports(interval));
+    let setup_result = setup_result
+        .and_then(|()| next_message.map_or(Ok(()), |message| session.handle_message(message)));
+    let end = match setup_result {
         Ok(()) => {
             session.run(&mut reader, owner_responses).await.unwrap_or_else(ConnectionEnd::Failed)
         }
@@ -92,21 +93,21 @@ where
 /// The open taps and queries of operators.
 #[derive(Debug, Clone)]
 pub struct OperatorSessions {
-    /// The taps.
+    /// The open taps.
     pub taps: Arc<Taps>,
-    /// The queries.
+    /// The open queries.
     pub queries: Arc<Queries>,
 }
 
 impl OperatorSessions {
-    /// Creates an empty set of taps and queries. Their numbers count from `first`, a random number.
+    /// Creates an empty set of taps and queries. Their IDs count from `first_id`, a random number.
     #[must_use]
-    pub fn new(first: u64) -> Self {
-        Self { taps: Arc::new(Taps::new(first)), queries: Arc::new(Queries::new(first)) }
+    pub fn new(first_id: u64) -> Self {
+        Self { taps: Arc::new(Taps::new(first_id)), queries: Arc::new(Queries::new(first_id)) }
     }
 }
 
-/// The reason that a connection failed.
+/// The reason why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The stream broke.
@@ -176,8 +177,8 @@ async fn read_introduction<R: AsyncRead + Unpin>(
         }
         Some(from_proxy::Message::Hello(wire)) => {
             let (mut hello, held) = hello_from_wire(wire)?;
-            let next = read_further_services(reader, &mut hello, budget).await?;
-            Ok(Some((hello, Publisher::new(held), next)))
+            let next_message = read_further_services(reader, &mut hello, budget).await?;
+            Ok(Some((hello, Publisher::new(held), next_message)))
         }
         _ => Err(ServeError::Malformed("the first message must be a Hello".into())),
     }

@@ -155,7 +155,7 @@ impl Simulation {
         self.names.insert(name, Arc::new(dns_record));
     }
 
-    /// The configuration as the control plane would compile it now.
+    /// Returns the configuration as the control plane would compile it now.
     fn compile_update(&mut self) -> ConfigUpdate {
         self.change += 1;
         let mut config = proxy_config();
@@ -210,7 +210,7 @@ impl Simulation {
                 port.endpoints.retain(|endpoint| {
                     let is_known = self.random.next_below(4) < known_quarters;
                     let is_new = is_known || unknown_endpoints.insert(endpoint.id.clone());
-                    assert!(is_new, "an endpoint twice");
+                    assert!(is_new, "an endpoint is listed twice");
                     is_known
                 });
             }
@@ -278,7 +278,7 @@ impl Simulation {
 
     fn deliver_delta(&mut self) {
         let Some(delta) = self.deltas.pop_front() else { return };
-        let before = self.subscriber.current_update().cloned();
+        let old_update = self.subscriber.current_update().cloned();
         let nonce = delta.nonce;
         let versions: BTreeMap<_, _> =
             delta.upserts.iter().map(|upsert| (upsert.key.clone(), upsert.version())).collect();
@@ -294,7 +294,7 @@ impl Simulation {
             Err(rejections) => {
                 assert_eq!(
                     self.subscriber.current_update(),
-                    before.as_ref(),
+                    old_update.as_ref(),
                     "{self}: half applied"
                 );
                 let invalid = rejections.iter().filter(|rejection| rejection.because.is_none());
@@ -352,16 +352,28 @@ impl Simulation {
         }
         let is_valid = |service: &ServiceConfig| reject_poisoned(service).is_none();
         let all_valid = desired.snapshot.services.values().all(|service| is_valid(service));
-        let held = self.subscriber.current_update();
+        let held_update = self.subscriber.current_update();
         if all_valid {
-            assert_eq!(held.map(|held| &held.snapshot), Some(&desired.snapshot), "{self}");
+            assert_eq!(
+                held_update.map(|held_update| &held_update.snapshot),
+                Some(&desired.snapshot),
+                "{self}"
+            );
         }
-        let last = self.deliver_all();
-        let held = self.subscriber.current_update();
-        assert_eq!(held.map(|held| &held.snapshot), Some(&last.snapshot), "{self}");
-        assert_eq!(held.map(|held| &held.absent), Some(&last.absent), "{self}");
+        let last_update = self.deliver_all();
+        let held_update = self.subscriber.current_update();
+        assert_eq!(
+            held_update.map(|held_update| &held_update.snapshot),
+            Some(&last_update.snapshot),
+            "{self}"
+        );
+        assert_eq!(
+            held_update.map(|held_update| &held_update.absent),
+            Some(&last_update.absent),
+            "{self}"
+        );
         assert_eq!(self.publisher.rejected_resources().count(), 0, "{self}");
-        assert_eq!(self.publisher.applied_change(), Some(last.change), "{self}");
+        assert_eq!(self.publisher.applied_change(), Some(last_update.change), "{self}");
     }
 
     fn deliver_all(&mut self) -> ConfigUpdate {
@@ -384,7 +396,7 @@ impl std::fmt::Display for Simulation {
     }
 }
 
-/// The same port with another number; its endpoints follow.
+/// Returns the same port with another number; its endpoints follow.
 fn move_port(mut port: leno_model::PortConfig) -> leno_model::PortConfig {
     for endpoint in &mut port.endpoints {
         Arc::make_mut(endpoint).id.port = 81;
@@ -417,5 +429,7 @@ impl RandomSource {
     }
 }
 
+/// The names of all services.
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+/// A backend that makes a service invalid for the proxy.
 const POISON: &str = "poison";

@@ -4,7 +4,7 @@ use leno_model::Snapshot;
 use prost::Message;
 
 use crate::envelope::{services_from_wire, services_to_wire, upsert_to_wire, upserts_from_wire};
-use crate::held_versions::endpoints_of;
+use crate::held_versions::service_endpoints;
 use crate::key::{ChangeId, ResourceKey, ResourceVersion};
 use crate::message::{ConfigUpdate, Delta, Upsert};
 use crate::proto;
@@ -31,9 +31,10 @@ impl ConfigUpdate {
     }
 }
 
-/// Reads a stored configuration as a delta from an empty one.
-pub(crate) fn read(bytes: &[u8]) -> Result<Delta, InvalidStoredConfig> {
-    let checksum_and_content = bytes.strip_prefix(MAGIC).ok_or(InvalidStoredConfig::Foreign)?;
+/// Decodes a stored configuration as a delta from an empty one.
+pub(crate) fn decode_stored(bytes: &[u8]) -> Result<Delta, InvalidStoredConfig> {
+    let checksum_and_content =
+        bytes.strip_prefix(MAGIC).ok_or(InvalidStoredConfig::UnknownFormat)?;
     let (checksum, content) =
         checksum_and_content.split_first_chunk::<8>().ok_or(InvalidStoredConfig::Damaged)?;
     if ResourceVersion::from_content(content).0 != u64::from_be_bytes(*checksum) {
@@ -41,7 +42,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Delta, InvalidStoredConfig> {
     }
     let stored = proto::StoredConfig::decode(content)
         .map_err(|error| InvalidStoredConfig::Invalid(error.to_string()))?;
-    let invalid = |invalid: crate::resource::InvalidField| {
+    let to_error = |invalid: crate::resource::InvalidField| {
         InvalidStoredConfig::Invalid(format!("{}: {}", invalid.field, invalid.reason))
     };
     let absent = stored.absent.unwrap_or_default();
@@ -49,18 +50,18 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Delta, InvalidStoredConfig> {
         nonce: 0,
         change: ChangeId(stored.change),
         whole: true,
-        upserts: upserts_from_wire(stored.resources).map_err(invalid)?,
+        upserts: upserts_from_wire(stored.resources).map_err(to_error)?,
         removed: Vec::new(),
-        absent: Some(services_from_wire(&absent.names).map_err(invalid)?),
+        absent: Some(services_from_wire(&absent.names).map_err(to_error)?),
     })
 }
 
-/// The reason that a stored configuration is unusable; the hint is always to delete the file.
+/// The reason why a stored configuration is unusable; the hint is always to delete the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidStoredConfig {
     /// The magic number is missing, or the file was written by another version.
     #[error("not a stored configuration of this version: delete the file")]
-    Foreign,
+    UnknownFormat,
     /// The checksum does not match.
     #[error("the stored configuration is damaged: delete the file")]
     Damaged,
@@ -69,15 +70,15 @@ pub enum InvalidStoredConfig {
     Invalid(String),
 }
 
-/// All resources of a snapshot: the workload configuration, then each service before its endpoints, then
-/// addresses and names.
+/// Returns all resources of a snapshot: the workload configuration, then each service before its endpoints,
+/// then addresses and names.
 fn snapshot_resources(snapshot: &Snapshot) -> impl Iterator<Item = Upsert> {
     let config =
         Upsert { key: ResourceKey::Workload, content: encode_workload_config(&snapshot.config) };
     let services = snapshot.services.iter().flat_map(|(name, service_config)| {
         let key = ResourceKey::Service(name.clone());
         let service = Upsert { key, content: encode_service(service_config) };
-        let endpoints = endpoints_of(service_config).map(|(_, endpoint)| Upsert {
+        let endpoints = service_endpoints(service_config).map(|(_, endpoint)| Upsert {
             key: ResourceKey::Endpoint(endpoint.id.clone()),
             content: encode_endpoint(endpoint),
         });
@@ -125,7 +126,10 @@ mod tests {
     #[test]
     fn a_subscriber_without_a_configuration_stores_no_usable_one() {
         let stored = Subscriber::new().to_bytes();
-        assert_eq!(Subscriber::from_bytes(&stored).unwrap_err(), InvalidStoredConfig::Foreign);
+        assert_eq!(
+            Subscriber::from_bytes(&stored).unwrap_err(),
+            InvalidStoredConfig::UnknownFormat
+        );
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub struct StagedDelta {
 }
 
 impl StagedDelta {
-    /// The resulting configuration.
+    /// Returns the resulting configuration.
     #[must_use]
     pub fn update(&self) -> &ConfigUpdate {
         &self.update
@@ -43,13 +43,13 @@ impl Subscriber {
         Self::default()
     }
 
-    /// The held versions, for the first message of a stream.
+    /// Returns the held versions, for the first message of a stream.
     #[must_use]
     pub fn held_versions(&self) -> Vec<(ResourceKey, ResourceVersion)> {
         self.held.all_resources()
     }
 
-    /// The current configuration, if any.
+    /// Returns the current configuration, if any.
     #[must_use]
     pub fn current_update(&self) -> Option<&ConfigUpdate> {
         self.update.as_ref()
@@ -65,38 +65,40 @@ impl Subscriber {
     pub fn stage(&self, delta: Delta) -> Result<StagedDelta, Vec<ResourceRejection>> {
         let upserts = delta.upserts.iter().map(|upsert| (upsert.key.clone(), upsert.version()));
         let upserts = upserts.collect();
-        let staging = DecodedDelta::read(&delta)?;
-        let before = self.update.as_ref();
-        let Some(config) = staging.resulting_proxy_config(before) else {
+        let decoded_delta = DecodedDelta::decode(&delta)?;
+        let current_update = self.update.as_ref();
+        let Some(config) = decoded_delta.build_workload_config(current_update) else {
             let reason = "the first update must contain a plan";
             return Err(vec![ResourceRejection::new(ResourceKey::Workload, reason)]);
         };
-        let absent = match (delta.absent, before) {
+        let absent = match (delta.absent, current_update) {
             (Some(absent), _) => absent,
-            (None, Some(before)) => before.absent.clone(),
+            (None, Some(current_update)) => current_update.absent.clone(),
             (None, None) => Default::default(),
         };
-        let services = staging.resulting_services(before, &absent)?;
-        let addresses = staging.resulting_addresses(before);
-        let names = staging.resulting_names(before);
-        let snapshot = match before.map(|before| &before.snapshot) {
-            Some(old)
-                if Arc::ptr_eq(&old.config, &config)
+        let services = decoded_delta.build_services(current_update, &absent)?;
+        let addresses = decoded_delta.build_addresses(current_update);
+        let names = decoded_delta.build_names(current_update);
+        let snapshot = match current_update.map(|current_update| &current_update.snapshot) {
+            Some(old_snapshot)
+                if Arc::ptr_eq(&old_snapshot.config, &config)
                     && services.is_none()
                     && addresses.is_none()
                     && names.is_none() =>
             {
-                Arc::clone(old)
+                Arc::clone(old_snapshot)
             }
-            old => Arc::new(Snapshot {
+            old_snapshot => Arc::new(Snapshot {
                 config,
                 services: services
-                    .or_else(|| old.map(|old| old.services.clone()))
+                    .or_else(|| old_snapshot.map(|old_snapshot| old_snapshot.services.clone()))
                     .unwrap_or_default(),
                 addresses: addresses
-                    .or_else(|| old.map(|old| old.addresses.clone()))
+                    .or_else(|| old_snapshot.map(|old_snapshot| old_snapshot.addresses.clone()))
                     .unwrap_or_default(),
-                names: names.or_else(|| old.map(|old| old.names.clone())).unwrap_or_default(),
+                names: names
+                    .or_else(|| old_snapshot.map(|old_snapshot| old_snapshot.names.clone()))
+                    .unwrap_or_default(),
             }),
         };
         let update = ConfigUpdate { snapshot, absent, change: delta.change };
@@ -125,11 +127,11 @@ impl Subscriber {
     /// # Errors
     /// [`InvalidStoredConfig`] if the bytes are truncated, modified or of another format.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, InvalidStoredConfig> {
-        let delta = stored::read(bytes)?;
+        let delta = stored::decode_stored(bytes)?;
         let mut subscriber = Self::new();
         let staged = subscriber.stage(delta).map_err(|rejections| {
-            let first = rejections.first().map(ToString::to_string);
-            InvalidStoredConfig::Invalid(first.unwrap_or_default())
+            let first_rejection = rejections.first().map(ToString::to_string);
+            InvalidStoredConfig::Invalid(first_rejection.unwrap_or_default())
         })?;
         subscriber.commit(staged);
         Ok(subscriber)

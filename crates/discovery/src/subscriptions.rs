@@ -21,7 +21,7 @@ pub struct SubscribedResources {
 }
 
 impl SubscribedResources {
-    /// The total number of entries.
+    /// Returns the total number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.services.len() + self.addresses.len() + self.names.len()
@@ -68,11 +68,11 @@ impl TrackedSubscriptions {
     /// Adds the entries of a message, up to the limits.
     pub(crate) fn add(&mut self, lists: SubscriptionLists) {
         let services = lists.services.into_iter().map(|entry| self.services.add(entry));
-        let excess = services.filter(|added| !added).count();
+        let excess = services.filter(|is_added| !is_added).count();
         let addresses = lists.addresses.into_iter().map(|entry| self.addresses.add(entry));
-        let excess = excess + addresses.filter(|added| !added).count();
+        let excess = excess + addresses.filter(|is_added| !is_added).count();
         let names = lists.names.into_iter().map(|entry| self.names.add(entry));
-        let excess = excess + names.filter(|added| !added).count();
+        let excess = excess + names.filter(|is_added| !is_added).count();
         self.over_limit = self.over_limit.saturating_add(excess as u64);
     }
 
@@ -119,26 +119,26 @@ pub(crate) struct SubscriptionLists {
 /// A set, and its changes since they were last taken.
 #[derive(Debug)]
 struct TrackedSet<T> {
-    /// The entries now.
+    /// The current entries.
     current: BTreeSet<T>,
     /// The added entries that were not taken yet.
     added: BTreeSet<T>,
     /// The removed entries that were not taken yet.
     removed: BTreeSet<T>,
     /// The maximum number of entries.
-    max: usize,
+    max_entries: usize,
 }
 
 impl<T: Ord + Clone> TrackedSet<T> {
-    fn new(entries: impl Iterator<Item = T>, max: usize) -> Self {
+    fn new(entries: impl Iterator<Item = T>, max_entries: usize) -> Self {
         let mut current = BTreeSet::new();
         for entry in entries {
-            if current.len() >= max {
+            if current.len() >= max_entries {
                 break;
             }
             current.insert(entry);
         }
-        Self { current, added: BTreeSet::new(), removed: BTreeSet::new(), max }
+        Self { current, added: BTreeSet::new(), removed: BTreeSet::new(), max_entries }
     }
 
     /// Adds an entry; returns true if the set contains it afterwards.
@@ -146,7 +146,7 @@ impl<T: Ord + Clone> TrackedSet<T> {
         if self.current.contains(&entry) {
             return true;
         }
-        if self.current.len() >= self.max {
+        if self.current.len() >= self.max_entries {
             return false;
         }
         if !self.removed.remove(&entry) {

@@ -21,7 +21,7 @@ use crate::resource::InvalidField;
 pub struct Taps {
     open: watch::Sender<Arc<Vec<OpenTap>>>,
     /// The ID of the next tap.
-    next: AtomicU64,
+    next_id: AtomicU64,
 }
 
 /// The records of one proxy for a tap.
@@ -41,10 +41,10 @@ pub struct ActiveTap {
     taps: Arc<Taps>,
     id: u64,
     receiver: mpsc::Receiver<TapRecords>,
-    lost: Arc<AtomicU64>,
+    lost_count: Arc<AtomicU64>,
 }
 
-/// The maximum number of taps is open.
+/// The error of opening a tap while [`MAX_TAPS`] taps are open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{MAX_TAPS} taps are open already: close one of them")]
 pub struct TooManyTaps;
@@ -54,16 +54,16 @@ pub struct TooManyTaps;
 pub(crate) struct OpenTap {
     pub(crate) tap: Tap,
     sender: mpsc::Sender<TapRecords>,
-    /// Records that did not fit into the queue.
-    lost: Arc<AtomicU64>,
+    /// The number of requests whose records did not fit into the queue.
+    lost_count: Arc<AtomicU64>,
 }
 
 impl Taps {
-    /// Creates an empty set. IDs count from `first`, which should be random: a proxy may still hold records for
-    /// a tap of another control plane, or of the previous one here.
+    /// Creates an empty set. IDs count from `first_id`, which should be random: a proxy may still hold
+    /// records for a tap of another control plane, or of the previous one here.
     #[must_use]
-    pub fn new(first: u64) -> Self {
-        Self { open: watch::Sender::default(), next: AtomicU64::new(first) }
+    pub fn new(first_id: u64) -> Self {
+        Self { open: watch::Sender::default(), next_id: AtomicU64::new(first_id) }
     }
 
     /// Opens a tap and assigns its `id`.
@@ -71,19 +71,20 @@ impl Taps {
     /// # Errors
     /// [`TooManyTaps`].
     pub fn open(self: &Arc<Self>, tap: Tap) -> Result<ActiveTap, TooManyTaps> {
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let (sender, receiver) = mpsc::channel(MAX_TAPPED);
-        let lost = Arc::<AtomicU64>::default();
-        let open = OpenTap { tap: Tap { id, ..tap }, sender, lost: Arc::clone(&lost) };
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let (sender, receiver) = mpsc::channel(MAX_QUEUED_RECORDS);
+        let lost_count = Arc::<AtomicU64>::default();
+        let open_tap =
+            OpenTap { tap: Tap { id, ..tap }, sender, lost_count: Arc::clone(&lost_count) };
         let has_room = self.open.send_if_modified(|open_taps| {
             let has_room = open_taps.len() < MAX_TAPS;
             if has_room {
-                Arc::make_mut(open_taps).push(open);
+                Arc::make_mut(open_taps).push(open_tap);
             }
             has_room
         });
         match has_room {
-            true => Ok(ActiveTap { taps: Arc::clone(self), id, receiver, lost }),
+            true => Ok(ActiveTap { taps: Arc::clone(self), id, receiver, lost_count }),
             false => Err(TooManyTaps),
         }
     }
@@ -94,8 +95,9 @@ impl Taps {
     }
 
     fn close(&self, id: u64) {
-        self.open
-            .send_modify(|open_taps| Arc::make_mut(open_taps).retain(|open| open.tap.id != id));
+        self.open.send_modify(|open_taps| {
+            Arc::make_mut(open_taps).retain(|open_tap| open_tap.tap.id != id)
+        });
     }
 }
 
@@ -105,9 +107,9 @@ impl ActiveTap {
         self.receiver.poll_recv(context)
     }
 
-    /// The number of lost requests since the last call.
+    /// Returns the number of lost requests since the last call.
     pub fn take_lost(&self) -> u64 {
-        self.lost.swap(0, Ordering::Relaxed)
+        self.lost_count.swap(0, Ordering::Relaxed)
     }
 }
 
@@ -119,9 +121,9 @@ impl Drop for ActiveTap {
 
 impl OpenTap {
     /// Forwards a proxy's records, if the queue has room.
-    pub(crate) fn forward_records(&self, tapped: TapRecords) {
-        let count = (tapped.records.len() as u64).saturating_add(tapped.dropped);
-        if self.sender.try_send(tapped).is_err() {
+    pub(crate) fn forward_records(&self, tap_records: TapRecords) {
+        let count = (tap_records.records.len() as u64).saturating_add(tap_records.dropped);
+        if self.sender.try_send(tap_records).is_err() {
             self.record_lost(count);
         }
     }
@@ -129,7 +131,7 @@ impl OpenTap {
     /// Counts lost requests. The proxy chooses the number, so the addition saturates.
     pub(crate) fn record_lost(&self, count: u64) {
         let add = |lost: u64| Some(lost.saturating_add(count));
-        self.lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok();
+        self.lost_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok();
     }
 }
 
@@ -167,8 +169,8 @@ pub(crate) fn taps_from_wire(wire: Vec<proto::Tap>) -> Vec<Tap> {
     wire.into_iter().filter_map(|tap| parse(tap).ok()).take(MAX_TAPS).collect()
 }
 
-/// The accepted records of a message, and the number of dropped ones: those that are too long, and those over
-/// the limit of a message.
+/// Returns the accepted records of a message, and the number of dropped ones: those that are too long, and
+/// those over the limit of a message.
 pub(crate) fn records_from_wire(mut records: Vec<String>) -> (Vec<String>, u64) {
     let received = records.len();
     records.truncate(MAX_RECORDS);
@@ -218,7 +220,7 @@ fn tap_from_wire(wire: proto::Tap) -> Result<Tap, InvalidField> {
 /// The maximum number of open taps of a control plane: each costs every sidecar a comparison for each request.
 pub const MAX_TAPS: usize = 8;
 /// The capacity of a tap's queue: the messages of all proxies within a fraction of a second.
-const MAX_TAPPED: usize = 64;
+const MAX_QUEUED_RECORDS: usize = 64;
 /// The maximum number of records in a message; a proxy sends at least two messages per second.
 pub(crate) const MAX_RECORDS: usize = 512;
 /// The maximum length of a record: all its texts are truncated to 1 KiB, and each byte may take six in JSON.
@@ -241,7 +243,7 @@ mod tests {
         }
     }
 
-    /// IDs that wrap around.
+    /// Returns an empty set; the ID of its second tap wraps around to 0.
     fn wrapping_taps() -> Arc<Taps> {
         Arc::new(Taps::new(u64::MAX))
     }
@@ -286,7 +288,7 @@ mod tests {
         let taps = wrapping_taps();
         let active = taps.open(any_tap()).unwrap();
         let open = taps.watch_taps().borrow().clone();
-        for _ in 0..MAX_TAPPED + 2 {
+        for _ in 0..MAX_QUEUED_RECORDS + 2 {
             open[0].forward_records(TapRecords { dropped: u64::MAX, ..tapped_records(2) });
         }
         assert_eq!((active.take_lost(), active.take_lost()), (u64::MAX, 0));
@@ -296,14 +298,14 @@ mod tests {
     async fn a_tap_is_open_until_it_is_dropped() {
         let taps = wrapping_taps();
         let mut taps_receiver = taps.watch_taps();
-        let mut first = taps.open(any_tap()).unwrap();
-        let second = taps.open(any_tap()).unwrap();
+        let mut first_tap = taps.open(any_tap()).unwrap();
+        let second_tap = taps.open(any_tap()).unwrap();
         let open = taps_receiver.borrow_and_update().clone();
         assert_eq!(open.iter().map(|open| open.tap.id).collect::<Vec<_>>(), [u64::MAX, 0]);
         open[0].forward_records(tapped_records(2));
-        let next = std::future::poll_fn(|cx| first.poll_next(cx)).await;
-        assert_eq!(next, Some(tapped_records(2)));
-        drop((first, second));
+        let records = std::future::poll_fn(|cx| first_tap.poll_next(cx)).await;
+        assert_eq!(records, Some(tapped_records(2)));
+        drop((first_tap, second_tap));
         assert!(taps_receiver.has_changed().unwrap() && taps_receiver.borrow().is_empty());
     }
 
@@ -312,7 +314,7 @@ mod tests {
         let taps = wrapping_taps();
         let active = taps.open(any_tap()).unwrap();
         let open = taps.watch_taps().borrow().clone();
-        for _ in 0..MAX_TAPPED + 3 {
+        for _ in 0..MAX_QUEUED_RECORDS + 3 {
             open[0].forward_records(tapped_records(2));
         }
         assert_eq!((active.take_lost(), active.take_lost()), (9, 0));

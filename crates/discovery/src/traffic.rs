@@ -10,15 +10,15 @@ use crate::resource::{InvalidField, parse_account, parse_name};
 /// A proxy's traffic since its last report, or since it connected.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrafficReport {
-    /// The covered time.
+    /// The time that the report covers.
     pub span: Duration,
     /// The series, at most [`MAX_SERIES`]; further ones are not sent.
     pub series: Vec<TrafficSeries>,
     /// The number of series merged into the overflow series, which has no service.
     pub overflowed: u32,
-    /// The CPU time that the proxy used in that time.
+    /// The CPU time that the proxy used in that span.
     pub cpu: Duration,
-    /// Its resident memory, without file-backed pages.
+    /// The resident memory of the proxy, without file-backed pages.
     pub memory_kib: u64,
     /// The rules that matched; at most [`MAX_RULES`], further ones are not sent.
     pub rules: Vec<RuleMatches>,
@@ -31,7 +31,7 @@ pub struct RuleMatches {
     pub kind: RuleKind,
     /// The namespace of that object.
     pub namespace: Name,
-    /// Its name.
+    /// The name of that object.
     pub name: Name,
     /// The rule in the object: its name, or its index from 0; empty if the object is one rule.
     pub rule: String,
@@ -46,7 +46,7 @@ pub struct TrafficSeries {
     pub direction: Direction,
     /// The destination service; absent for an overflow series.
     pub service: Option<ServiceName>,
-    /// Its port.
+    /// The port of the service.
     pub port: u16,
     /// The matching route.
     pub route: Option<RouteName>,
@@ -56,7 +56,7 @@ pub struct TrafficSeries {
     /// at their beginning. Absent if each is counted at its end.
     pub opened: Option<u64>,
     /// The number completed, by class of status: no response, 1xx to 5xx.
-    pub classes: [u64; CLASSES],
+    pub classes: [u64; STATUS_CLASSES],
     /// The number of failures; never more than the total.
     pub failed: u64,
     /// The failures by reason; `None` for reasons that only a newer proxy has.
@@ -70,15 +70,15 @@ pub struct TrafficSeries {
 }
 
 impl TrafficSeries {
-    /// The number of requests that completed or began a stream, or of TCP connections that were opened or
-    /// rejected. One that began earlier and has failed since counts as one more, so that failures never exceed
-    /// the total.
+    /// Returns the number of requests that completed or began a stream, or of TCP connections that were
+    /// opened or rejected. One that began earlier and has failed since counts as one more, so that failures
+    /// never exceed the total.
     #[must_use]
     pub fn request_count(&self) -> u64 {
         self.opened.map_or_else(|| self.ended_count(), |opened| opened.max(self.failed))
     }
 
-    /// The number of completed requests and TCP connections.
+    /// Returns the number of completed requests and TCP connections.
     #[must_use]
     pub fn ended_count(&self) -> u64 {
         self.classes.iter().fold(0, |sum, count| sum.saturating_add(*count))
@@ -183,9 +183,12 @@ fn rule_from_wire(wire: proto::RuleMatches) -> Result<RuleMatches, InvalidField>
 }
 
 fn series_from_wire(wire: proto::TrafficSeries) -> Result<TrafficSeries, InvalidField> {
-    let mut classes = [0; CLASSES];
-    if wire.classes.len() != CLASSES {
-        return Err(InvalidField::new("classes", format!("does not have {CLASSES} numbers")));
+    let mut classes = [0; STATUS_CLASSES];
+    if wire.classes.len() != STATUS_CLASSES {
+        return Err(InvalidField::new(
+            "classes",
+            format!("does not have {STATUS_CLASSES} numbers"),
+        ));
     }
     classes.copy_from_slice(&wire.classes);
     if wire.reasons.len() > MAX_REASONS {
@@ -231,15 +234,18 @@ fn durations_from_wire(wire: &[u64]) -> Result<Vec<(u8, u64)>, InvalidField> {
         return Err(invalid("has an odd number of elements"));
     };
     let mut bucket = 0_u64;
-    let mut durations: Vec<(u8, u64)> = Vec::with_capacity(pairs.len().min(BUCKETS));
+    let mut durations: Vec<(u8, u64)> = Vec::with_capacity(pairs.len().min(DURATION_BUCKETS));
     for [distance, requests] in pairs {
         bucket = bucket.saturating_add(*distance);
-        let number = u8::try_from(bucket).ok().filter(|number| usize::from(*number) < BUCKETS);
-        let number = number.ok_or_else(|| invalid("names a bucket that does not exist"))?;
+        let bucket_index = u8::try_from(bucket)
+            .ok()
+            .filter(|bucket_index| usize::from(*bucket_index) < DURATION_BUCKETS);
+        let bucket_index =
+            bucket_index.ok_or_else(|| invalid("names a bucket that does not exist"))?;
         if *distance == 0 && !durations.is_empty() {
             return Err(invalid("names a bucket twice"));
         }
-        durations.push((number, *requests));
+        durations.push((bucket_index, *requests));
     }
     Ok(durations)
 }
@@ -255,16 +261,16 @@ pub const MAX_RULES: usize = 128;
 const MAX_RULE_BYTES: usize = 253;
 
 /// The minimum report interval, regardless of the control plane's request.
-pub const MIN_REPORT_EVERY: Duration = Duration::from_secs(1);
+pub const MIN_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// No response, and five classes of status.
-pub const CLASSES: usize = 6;
+/// The number of status classes: no response, and 1xx to 5xx.
+pub const STATUS_CLASSES: usize = 6;
 
-/// More than the number of reasons.
+/// The maximum number of reasons in a series; fewer exist.
 const MAX_REASONS: usize = 64;
 
 /// The number of buckets of a duration histogram.
-const BUCKETS: usize = 240;
+const DURATION_BUCKETS: usize = 240;
 
 #[cfg(test)]
 mod tests {
@@ -332,7 +338,7 @@ mod tests {
                     route: None,
                     peer: None,
                     opened: Some(12),
-                    classes: [0; CLASSES],
+                    classes: [0; STATUS_CLASSES],
                     failed: 0,
                     reasons: vec![],
                     bytes_in: 0,
@@ -361,12 +367,12 @@ mod tests {
             failed,
             ..traffic_series()
         };
-        for (opened, ended, failed, counted) in
+        for (opened, ended, failed, expected_count) in
             [(4, 0, 0, 4), (0, 4, 0, 0), (0, 4, 3, 3), (5, 5, 5, 5), (7, 5, 5, 7)]
         {
             assert_eq!(
                 tcp(opened, ended, failed).request_count(),
-                counted,
+                expected_count,
                 "{opened} {ended} {failed}"
             );
         }
@@ -376,8 +382,9 @@ mod tests {
     #[test]
     fn a_typical_series_is_small() {
         let durations = (60..90).map(|bucket| (bucket, 20)).collect();
-        let usual = TrafficSeries { durations, ..traffic_series() };
-        let message = proto::Traffic { series: vec![series_to_wire(&usual)], ..Default::default() };
+        let typical_series = TrafficSeries { durations, ..traffic_series() };
+        let message =
+            proto::Traffic { series: vec![series_to_wire(&typical_series)], ..Default::default() };
         assert!(message.encoded_len() < 200, "{}", message.encoded_len());
     }
 
@@ -424,7 +431,7 @@ mod tests {
     fn the_largest_report_fits_into_a_message_of_a_proxy() {
         let name = ["n".repeat(63), "n".repeat(63), "n".repeat(63), "n".repeat(61)].join(".");
         let longest = format!("{name}/{name}");
-        let full = TrafficSeries {
+        let largest_series = TrafficSeries {
             service: longest.parse().ok(),
             route: longest.parse().ok(),
             peer: ServiceAccount::new(&name, &name).ok(),
@@ -438,7 +445,7 @@ mod tests {
             matches: u64::MAX,
             ..rule_matches("UpstreamTrafficSetting", &"r".repeat(MAX_RULE_BYTES))
         };
-        let (series, rules) = (vec![full; MAX_SERIES + 9], vec![rule; MAX_RULES + 9]);
+        let (series, rules) = (vec![largest_series; MAX_SERIES + 9], vec![rule; MAX_RULES + 9]);
         let traffic = TrafficReport { series, rules, ..traffic_report() };
         let wire = traffic_to_wire(&traffic);
         assert_eq!(wire.series.len(), MAX_SERIES);

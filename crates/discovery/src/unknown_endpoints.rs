@@ -14,41 +14,44 @@ use leno_model::EndpointId;
 /// workloads with disconnected sidecars: a proxy that holds an entry for such an address keeps it, and other
 /// proxies receive one later. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct UnknownEndpoints(Arc<BTreeSet<EndpointId>>, Arc<BTreeSet<IpAddr>>);
+pub struct UnknownEndpoints {
+    endpoints: Arc<BTreeSet<EndpointId>>,
+    addresses: Arc<BTreeSet<IpAddr>>,
+}
 
 impl UnknownEndpoints {
     /// True if no endpoint or address is uncertain.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty() && self.1.is_empty()
+        self.endpoints.is_empty() && self.addresses.is_empty()
     }
 
     /// True if this missing endpoint may still exist.
     #[must_use]
     pub fn contains(&self, endpoint: &EndpointId) -> bool {
-        self.0.contains(endpoint)
+        self.endpoints.contains(endpoint)
     }
 
     /// Adds uncertain addresses.
     #[must_use]
     pub fn with_addresses(self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
-        Self(self.0, Arc::new(addresses.into_iter().collect()))
+        Self { addresses: Arc::new(addresses.into_iter().collect()), ..self }
     }
 
     /// True if the entry for an address is uncertain.
     #[must_use]
     pub fn contains_address(&self, address: &IpAddr) -> bool {
-        self.1.contains(address)
+        self.addresses.contains(address)
     }
 
-    /// All uncertain endpoints, ordered by service.
+    /// Returns all uncertain endpoints, ordered by service.
     pub fn iter(&self) -> impl Iterator<Item = &EndpointId> {
-        self.0.iter()
+        self.endpoints.iter()
     }
 }
 
 impl FromIterator<EndpointId> for UnknownEndpoints {
     fn from_iter<I: IntoIterator<Item = EndpointId>>(endpoints: I) -> Self {
-        Self(Arc::new(endpoints.into_iter().collect()), Arc::default())
+        Self { endpoints: Arc::new(endpoints.into_iter().collect()), addresses: Arc::default() }
     }
 }

@@ -66,7 +66,7 @@ impl Authority {
     /// Opens the existing authority in `dir`.
     ///
     /// # Errors
-    /// [`AuthorityError`] if there is none, and as [`Self::open_or_create`].
+    /// [`AuthorityError`] if the directory contains no authority, or for the reasons of [`Self::open_or_create`].
     pub fn open(
         dir: &Path,
         trust_domain: &TrustDomain,
@@ -130,11 +130,11 @@ impl Authority {
             name.push(DnType::CommonName, workload.to_string());
         }
         if let Some(instance) = instance {
-            // Not as a URI name: a SPIFFE certificate has exactly one.
+            // The instance is not a URI name: a SPIFFE certificate has exactly one of those.
             let text = instance.to_string().try_into().map_err(AuthorityError::Encoding)?;
             let name = &mut parameters.distinguished_name;
-            let serial = DnType::CustomDnType(SERIAL_NUMBER.to_vec());
-            name.push(serial, DnValue::PrintableString(text));
+            let attribute = DnType::CustomDnType(SERIAL_NUMBER_OID.to_vec());
+            name.push(attribute, DnValue::PrintableString(text));
         }
         parameters.is_ca = IsCa::ExplicitNoCa;
         parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -200,11 +200,11 @@ impl Authority {
         self.chain.iter().cloned()
     }
 
-    /// Returns the DNS name for clients outside the mesh that verify names, as in OSM's certificates. Mesh
-    /// members ignore it: they verify only the SPIFFE id.
+    /// Returns the DNS name by which clients outside the mesh verify the certificate; certificates of OSM have the same
+    /// name. Mesh members ignore it: they verify only the SPIFFE id.
     ///
-    /// None if the name could belong to another account, or if an issuing certificate has name constraints,
-    /// which could make the certificate invalid.
+    /// Returns `None` if the name could belong to another account, or if an issuing certificate has name constraints,
+    /// with which the name could make the certificate invalid.
     fn dns_name(&self, id: &SpiffeId) -> Option<SanType> {
         let has_name_constraints = |der: &CertificateDer<'_>| {
             let parsed = x509_parser::parse_x509_certificate(der);
@@ -234,25 +234,25 @@ impl Authority {
         roots: Roots,
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
-        let mut signer = None;
+        let mut signer_and_expiry = None;
         for der in roots.certificates() {
             let (_, root) = x509_parser::parse_x509_certificate(der)
                 .map_err(|_| AuthorityError::KeyMismatch)?;
             check_trust_domain(&root, trust_domain)?;
             if *root.public_key().subject_public_key.data == *key.public_key() {
                 let not_after = to_system_time(root.validity().not_after);
-                signer = Some((der.clone(), not_after.unwrap_or(UNIX_EPOCH)));
+                signer_and_expiry = Some((der.clone(), not_after.unwrap_or(UNIX_EPOCH)));
             }
         }
-        let (der, not_after) = signer.ok_or(AuthorityError::KeyMismatch)?;
+        let (signer, not_after) = signer_and_expiry.ok_or(AuthorityError::KeyMismatch)?;
         if now >= not_after {
             return Err(AuthorityError::RootExpired);
         }
-        let issuer = Issuer::from_ca_cert_der(&der, key.into_pair());
+        let issuer = Issuer::from_ca_cert_der(&signer, key.into_pair());
         Ok(Self {
             trust_domain: trust_domain.clone(),
             issuer: issuer.map_err(AuthorityError::Encoding)?,
-            signer: der,
+            signer,
             chain: Vec::new(),
             roots,
             former_intermediates: Vec::new(),
@@ -310,9 +310,9 @@ impl fmt::Debug for Authority {
 pub struct CertificateSubject<'a> {
     /// The identity that peers verify and policies name.
     pub id: &'a SpiffeId,
-    /// The workload, of the same namespace; none for the control plane.
+    /// The workload, in the namespace of the account; `None` for the control plane.
     pub workload: Option<&'a WorkloadName>,
-    /// The Pod or registration of that workload; none for the control plane.
+    /// The Pod or registration of that workload; `None` for the control plane.
     pub instance: Option<&'a Instance>,
 }
 
@@ -362,7 +362,7 @@ pub enum AuthorityError {
     /// The identity is of another namespace than its workload.
     #[error("workload `{workload}` cannot have the identity `{id}`: their namespaces differ")]
     ForeignNamespace {
-        /// The workload.
+        /// The workload in the requested subject.
         workload: WorkloadName,
         /// The requested identity.
         id: SpiffeId,
@@ -377,11 +377,11 @@ pub enum AuthorityError {
     Subject {
         /// The requested name.
         name: Name,
-        /// The reason.
+        /// The reason that the name is invalid.
         #[source]
         cause: BadSubject,
     },
-    /// An external principal without a name.
+    /// The external principal has no name.
     #[error("the external client `{0}` has no DNS name")]
     ExternalPrincipalWithoutName(ExternalPrincipalId),
     /// Servers would reject the certificate of an external principal.
@@ -398,7 +398,7 @@ pub enum AuthorityError {
          as cert-manager writes them"
     )]
     IssuerMissing {
-        /// The file.
+        /// The name of the missing file.
         file: &'static str,
     },
     /// The intermediate's key is not supported.
@@ -432,6 +432,7 @@ pub enum AuthorityError {
     Encoding(#[source] rcgen::Error),
 }
 
+/// Creates the key file, or reads the one that another process has created.
 fn create_key(dir: &Path) -> Result<PrivateKey, AuthorityError> {
     let path = dir.join(KEY_FILE);
     let key = PrivateKey::generate();
@@ -439,13 +440,15 @@ fn create_key(dir: &Path) -> Result<PrivateKey, AuthorityError> {
         Ok(()) => Ok(key),
         // Another process created the key first; it is used.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            let text = disk::read(&path, FileReaders::Owner)?.ok_or(error)?;
-            PrivateKey::from_pem(&text).map_err(AuthorityError::Key)
+            let key_pem = disk::read(&path, FileReaders::Owner)?.ok_or(error)?;
+            PrivateKey::from_pem(&key_pem).map_err(AuthorityError::Key)
         }
         Err(error) => Err(error.into()),
     }
 }
 
+/// Creates the file with a self-signed root and returns its content, or that of the file that another process has
+/// created.
 fn create_root(
     dir: &Path,
     trust_domain: &TrustDomain,
@@ -453,11 +456,11 @@ fn create_root(
     now: SystemTime,
 ) -> Result<String, AuthorityError> {
     let path = dir.join(ROOTS_FILE);
-    let mut text = String::new();
+    let mut roots_pem = String::new();
     let root = self_signed_root(trust_domain, key, now)?;
-    write_pem(&mut text, CERTIFICATE_LABEL, &root);
-    match disk::create(&path, text.as_bytes(), FileReaders::AllUsers) {
-        Ok(()) => Ok(text),
+    write_pem(&mut roots_pem, CERTIFICATE_LABEL, &root);
+    match disk::create(&path, roots_pem.as_bytes(), FileReaders::AllUsers) {
+        Ok(()) => Ok(roots_pem),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             Ok(disk::read(&path, FileReaders::AllUsers)?.ok_or(error)?)
         }
@@ -491,7 +494,7 @@ fn common_parameters(
     not_before: SystemTime,
     not_after: SystemTime,
 ) -> Result<CertificateParams, AuthorityError> {
-    // RFC 5280 §4.1.2.2: positive, and at most 20 bytes.
+    // RFC 5280 §4.1.2.2: a serial number is positive and has at most 20 bytes.
     let mut serial = [0u8; 16];
     rand::fill(&mut serial).map_err(|_| AuthorityError::Randomness)?;
     serial[0] = serial[0] & 0x7f | 0x40;
@@ -523,7 +526,7 @@ fn check_trust_domain(
 /// Truncates a time to seconds, the resolution of X.509.
 ///
 /// # Errors
-/// [`AuthorityError::Clock`] if the time cannot be represented.
+/// [`AuthorityError::Clock`] if the time is `None` (an overflow) or before 1970.
 fn whole_seconds(time: Option<SystemTime>) -> Result<SystemTime, AuthorityError> {
     let since_epoch =
         time.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).ok_or(AuthorityError::Clock)?;
@@ -536,18 +539,22 @@ fn to_offset_date(time: SystemTime) -> Result<OffsetDateTime, AuthorityError> {
     OffsetDateTime::from_unix_timestamp(seconds).map_err(|_| AuthorityError::Clock)
 }
 
-/// Maximum lengths of a DNS name and of a label (RFC 1035 §2.3.4).
+/// Maximum length of a DNS name (RFC 1035 §2.3.4).
 const MAX_DNS_NAME_BYTES: usize = 253;
+/// Maximum length of a label of a DNS name (RFC 1035 §2.3.4).
 const MAX_DNS_LABEL_BYTES: usize = 63;
-/// Ten years.
+/// The lifetime of a built-in root: ten years.
 const ROOT_LIFETIME: Duration = Duration::from_secs(3652 * 24 * 3600);
+/// Minimum lifetime of a certificate that the authority signs.
 const MIN_LEAF_LIFETIME: Duration = Duration::from_secs(1);
 
 /// The object identifier of the subject attribute `serialNumber` (X.520 §6.2.9), which distinguishes holders with
 /// the same common name.
-const SERIAL_NUMBER: [u64; 4] = [2, 5, 4, 5];
+const SERIAL_NUMBER_OID: [u64; 4] = [2, 5, 4, 5];
 
+/// The file of the signing key.
 const KEY_FILE: &str = "ca.key";
+/// The file of the trust bundle.
 const ROOTS_FILE: &str = "ca.pem";
 
 #[cfg(test)]

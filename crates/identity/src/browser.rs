@@ -38,7 +38,7 @@ pub enum CrossSiteRequest {
 /// §3.2.2). Empty if there is none.
 ///
 /// # Errors
-/// If there are several `Host` headers.
+/// [`CrossSiteRequest::MultipleHosts`] if there are several `Host` headers.
 pub fn request_host<'a>(
     target: Option<&'a str>,
     mut fields: impl Iterator<Item = &'a str>,

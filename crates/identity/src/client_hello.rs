@@ -12,11 +12,11 @@ pub struct ClientHelloReader {
 /// The result of parsing the first bytes of a TLS client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientHello {
-    /// Incomplete: call again with more bytes.
+    /// The ClientHello is incomplete: call again with more bytes.
     Incomplete,
     /// The requested server name (RFC 6066 §3).
     ServerName(String),
-    /// No server name, or an invalid ClientHello.
+    /// The ClientHello has no server name, or is invalid.
     NoServerName,
 }
 
@@ -68,7 +68,7 @@ pub fn offers_protocol(first_bytes: &[u8], protocol: &[u8]) -> Option<bool> {
     None
 }
 
-/// Size limit of a ClientHello: one TLS record. A ClientHello with post-quantum key shares has about 2 KiB.
+/// Maximum size of a ClientHello: one TLS record. A ClientHello with post-quantum key shares has about 2 KiB.
 const MAX_CLIENT_HELLO_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]

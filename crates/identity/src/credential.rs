@@ -66,18 +66,18 @@ impl Credential {
     pub fn new(key: PrivateKey, issued: CertificateBundle) -> Result<Self, CredentialError> {
         let CertificateBundle { chain, roots, .. } = issued;
         let leaf = LeafCertificate::read(chain.first().ok_or(CredentialError::EmptyChain)?)?;
-        if chain.len() > MAX_CHAIN {
+        if chain.len() > MAX_CHAIN_CERTIFICATES {
             return Err(CredentialError::LongChain);
         }
         verify_chain(&chain, &roots, leaf.peer.not_before).map_err(CredentialError::Chain)?;
-        let ca_generation = ca_generation_of(&chain, &roots, leaf.peer.not_before);
-        let certified = CertifiedKey::from_der(chain, key.to_der(), &crypto_provider())
+        let ca_generation = compute_ca_generation(&chain, &roots, leaf.peer.not_before);
+        let certified_key = CertifiedKey::from_der(chain, key.to_der(), &crypto_provider())
             .map_err(CredentialError::Key)?;
-        let certified = Arc::new(certified);
+        let certified_key = Arc::new(certified_key);
         Ok(Self {
             key,
-            resolver: Arc::new(SingleCertAndKey::from(Arc::clone(&certified))),
-            certified,
+            resolver: Arc::new(SingleCertAndKey::from(Arc::clone(&certified_key))),
+            certified: certified_key,
             roots,
             leaf,
             ca_generation,
@@ -153,7 +153,7 @@ impl Credential {
     /// Writes the credential into a directory, readable by its owner only; each file atomically.
     ///
     /// # Errors
-    /// If the directory cannot be created or written.
+    /// An I/O error if the directory cannot be created or written.
     pub fn save(&self, dir: &Path) -> io::Result<()> {
         create_private_directory(dir)?;
         // The roots are written first: after a crash in between, the old certificate is used with the new
@@ -177,25 +177,26 @@ impl Credential {
         !is_missing(CREDENTIAL_FILE) && !is_missing(ROOTS_FILE)
     }
 
-    /// Reads the files written by [`Credential::save`]; `None` if there are none. The credential may have
-    /// expired.
+    /// Reads the files written by [`Credential::save`]; `None` if the credential file is missing. The credential may
+    /// have expired.
     ///
     /// # Errors
     /// [`CredentialError`] if a file cannot be read, others may read the key, or the parts do not match.
     pub fn load(dir: &Path) -> Result<Option<Self>, CredentialError> {
-        let Some(text) = disk::read(&dir.join(CREDENTIAL_FILE), FileReaders::Owner)? else {
+        let Some(credential_pem) = disk::read(&dir.join(CREDENTIAL_FILE), FileReaders::Owner)?
+        else {
             return Ok(None);
         };
-        if text.is_empty() {
+        if credential_pem.is_empty() {
             return Err(CredentialError::Empty);
         }
-        let roots = disk::read(&dir.join(ROOTS_FILE), FileReaders::AllUsers)?
+        let roots_pem = disk::read(&dir.join(ROOTS_FILE), FileReaders::AllUsers)?
             .ok_or(CredentialError::RootsMissing)?;
-        let key = PrivateKey::from_pem(&text).map_err(|_| CredentialError::KeyMissing)?;
-        let chain: Vec<_> = CertificateDer::pem_slice_iter(text.as_bytes())
-            .take(MAX_CHAIN + 1)
+        let key = PrivateKey::from_pem(&credential_pem).map_err(|_| CredentialError::KeyMissing)?;
+        let chain: Vec<_> = CertificateDer::pem_slice_iter(credential_pem.as_bytes())
+            .take(MAX_CHAIN_CERTIFICATES + 1)
             .collect::<Result<_, _>>()?;
-        let issued = CertificateBundle::new(chain, Roots::from_pem(&roots)?)?;
+        let issued = CertificateBundle::new(chain, Roots::from_pem(&roots_pem)?)?;
         Self::new(key, issued).map(Some)
     }
 
@@ -224,7 +225,7 @@ pub enum CredentialError {
     #[error("the certificate chain is empty")]
     EmptyChain,
     /// The chain is longer than any chain of a mesh.
-    #[error("the certificate chain has more than {MAX_CHAIN} certificates")]
+    #[error("the certificate chain has more than {MAX_CHAIN_CERTIFICATES} certificates")]
     LongChain,
     /// The certificate has no identity of a mesh member.
     #[error("the certificate is not that of a mesh member")]
@@ -238,7 +239,7 @@ pub enum CredentialError {
     /// The trust bundle is invalid.
     #[error(transparent)]
     Roots(#[from] RootsError),
-    /// A saved credential without a trust bundle.
+    /// The saved credential has no trust bundle.
     #[error("`{CREDENTIAL_FILE}` exists but `{ROOTS_FILE}` does not: remove both and join again")]
     RootsMissing,
     /// The saved credential is empty, as after a write to a full disk.
@@ -246,16 +247,20 @@ pub enum CredentialError {
         "`{CREDENTIAL_FILE}` is empty and contains no P-256 private key: remove it and join again"
     )]
     Empty,
-    /// A saved credential without a key.
+    /// The saved credential has no key.
     #[error("`{CREDENTIAL_FILE}` contains no P-256 private key: remove it and join again")]
     KeyMissing,
-    /// A damaged saved credential.
+    /// The saved credential is damaged.
     #[error("`{CREDENTIAL_FILE}` is not valid PEM: remove it and join again")]
     Pem(#[from] pem::Error),
 }
 
-/// Returns the CA generation of a chain that ends at one of these roots.
-fn ca_generation_of(chain: &[CertificateDer<'static>], roots: &Roots, time: SystemTime) -> u64 {
+/// Computes the CA generation of a chain that ends at one of these roots.
+fn compute_ca_generation(
+    chain: &[CertificateDer<'static>],
+    roots: &Roots,
+    time: SystemTime,
+) -> u64 {
     let root_certificates = roots.certificates();
     let verifies_chain = |root: &&CertificateDer<'static>| {
         let root = Roots::new(vec![(*root).clone()]);
@@ -319,11 +324,13 @@ fn verify_with_store(
 /// The time by which certificates are backdated, for peers with slow clocks.
 pub(crate) const CLOCK_SKEW: Duration = Duration::from_secs(60);
 
-/// Length limit of a chain: a leaf, three intermediates (more than corporate CAs use), and two cross-certificates
+/// Maximum length of a chain: a leaf, three intermediates (more than corporate CAs use), and two cross-certificates
 /// of former intermediates.
-const MAX_CHAIN: usize = 6;
+const MAX_CHAIN_CERTIFICATES: usize = 6;
 
+/// The file of the private key and the certificate chain.
 const CREDENTIAL_FILE: &str = "credential.pem";
+/// The file of the trust bundle.
 const ROOTS_FILE: &str = "roots.pem";
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use x509_parser::x509::{AlgorithmIdentifier, SubjectPublicKeyInfo};
 /// A verified certificate signing request. Only its public key is used; the authority decides names and purposes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateRequest {
-    /// An uncompressed P-256 point.
+    /// The public key as an uncompressed P-256 point.
     point: Vec<u8>,
 }
 
@@ -25,9 +25,9 @@ impl CertificateRequest {
         if der.len() > MAX_REQUEST_BYTES {
             return Err(CertificateRequestError::TooLarge);
         }
-        let (rest, request) = X509CertificationRequest::from_der(der)
+        let (trailing_bytes, request) = X509CertificationRequest::from_der(der)
             .map_err(|_| CertificateRequestError::Malformed)?;
-        if !rest.is_empty() {
+        if !trailing_bytes.is_empty() {
             return Err(CertificateRequestError::Malformed);
         }
         let request_info = &request.certification_request_info;
@@ -60,13 +60,13 @@ impl PublicKeyData for CertificateRequest {
 /// The reason that a certificate request is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateRequestError {
-    /// Larger than any valid request.
+    /// The request is larger than any valid one.
     #[error("the certificate request is larger than {MAX_REQUEST_BYTES} bytes")]
     TooLarge,
-    /// Not a PKCS #10 request in DER.
+    /// The bytes are not a PKCS #10 request in DER.
     #[error("the certificate request is not PKCS #10 in DER")]
     Malformed,
-    /// An unsupported type of key or signature.
+    /// The type of the key or of the signature is not supported.
     #[error("the certificate request must be for an ECDSA P-256 key and signed with SHA-256")]
     Algorithm,
     /// The sender does not possess the private key.
@@ -82,7 +82,7 @@ fn is_p256(key: &SubjectPublicKeyInfo<'_>) -> bool {
         && key.subject_public_key.unused_bits == 0
 }
 
-/// Size limit of a request. One for a P-256 key without attributes takes about 200 bytes.
+/// Maximum size of a request. A request for a P-256 key without attributes has about 200 bytes.
 const MAX_REQUEST_BYTES: usize = 4096;
 
 #[cfg(test)]

@@ -9,12 +9,12 @@ use std::path::Path;
 use crate::disk::file_error;
 
 /// Creates a directory that only its owner may enter, and its missing parents, regardless of the umask. An
-/// existing directory is checked as by [`check_private_directory`].
+/// existing directory is not changed, but checked like in [`check_private_directory`].
 ///
 /// # Errors
-/// If it cannot be created, or another user may control it.
+/// An I/O error if the directory cannot be created, or another user may control it.
 pub fn create_private_directory(path: &Path) -> io::Result<()> {
-    create_for(current_user(), path).map_err(|error| error.into_error("create", path))
+    create_for_user(current_user(), path).map_err(|error| error.into_error("create", path))
 }
 
 /// Checks that no other user can control a directory: group and others may not write to it, and in each parent
@@ -22,25 +22,27 @@ pub fn create_private_directory(path: &Path) -> io::Result<()> {
 /// Otherwise another user may have created it first.
 ///
 /// # Errors
-/// If it does not exist, or another user may control it.
+/// An I/O error if the directory does not exist, or another user may control it.
 pub fn check_private_directory(path: &Path) -> io::Result<()> {
-    check_for(current_user(), path).map_err(|error| error.into_error("use", path))
+    check_for_user(current_user(), path).map_err(|error| error.into_error("use", path))
 }
 
-/// As [`check_private_directory`], for a directory that may not exist.
+/// Checks a directory like [`check_private_directory`], but accepts one that does not exist.
 ///
 /// # Errors
-/// As for [`check_private_directory`].
+/// An I/O error if another user may control the directory.
 pub(crate) fn check_if_exists(path: &Path) -> io::Result<()> {
     match check_private_directory(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        checked => checked,
+        result => result,
     }
 }
 
 /// The reason that a directory is not used.
 enum DirectoryError {
-    Failed(io::Error),
+    /// A system call failed.
+    Io(io::Error),
+    /// Another user may control the directory.
     Unsafe(UnsafeDirectory),
 }
 
@@ -64,13 +66,13 @@ enum UnsafeDirectory {
          writable for other users: use a directory that no other user can create, or run the \
          command as user {owner} if the directory is that user's (`sudo -u '#{owner}' …`)"
     )]
-    Foreign { path: String, parent: String, owner: u32 },
+    OtherOwner { path: String, parent: String, owner: u32 },
 }
 
 impl DirectoryError {
     fn into_error(self, action: &'static str, path: &Path) -> io::Error {
         match self {
-            Self::Failed(cause) => file_error(action, path, cause),
+            Self::Io(cause) => file_error(action, path, cause),
             Self::Unsafe(problem) => io::Error::new(io::ErrorKind::PermissionDenied, problem),
         }
     }
@@ -80,24 +82,27 @@ fn current_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-fn create_for(user: u32, path: &Path) -> Result<(), DirectoryError> {
-    let path = std::path::absolute(path).map_err(DirectoryError::Failed)?;
-    let missing: Vec<&Path> = path.ancestors().take_while(|parent| !parent.exists()).collect();
-    if let Some(existing) = path.ancestors().nth(missing.len()).filter(|_| !missing.is_empty()) {
+fn create_for_user(user: u32, path: &Path) -> Result<(), DirectoryError> {
+    let path = std::path::absolute(path).map_err(DirectoryError::Io)?;
+    let missing_directories: Vec<&Path> =
+        path.ancestors().take_while(|parent| !parent.exists()).collect();
+    if let Some(existing) =
+        path.ancestors().nth(missing_directories.len()).filter(|_| !missing_directories.is_empty())
+    {
         // No directory is created in another user's directory.
         check_path(user, existing, PathPosition::Ancestor)?;
     }
-    for parent in missing.into_iter().rev() {
-        create_directory(parent).map_err(DirectoryError::Failed)?;
+    for parent in missing_directories.into_iter().rev() {
+        create_directory(parent).map_err(DirectoryError::Io)?;
     }
-    check_for(user, &path)
+    check_for_user(user, &path)
 }
 
-fn check_for(user: u32, path: &Path) -> Result<(), DirectoryError> {
-    let path = std::path::absolute(path).map_err(DirectoryError::Failed)?;
+fn check_for_user(user: u32, path: &Path) -> Result<(), DirectoryError> {
+    let path = std::path::absolute(path).map_err(DirectoryError::Io)?;
     check_path(user, &path, PathPosition::Final)?;
-    let metadata = fs::metadata(&path).map_err(DirectoryError::Failed)?;
-    match metadata.mode() & OTHERS_WRITE {
+    let metadata = fs::metadata(&path).map_err(DirectoryError::Io)?;
+    match metadata.mode() & OTHERS_WRITE_MODE {
         0 => Ok(()),
         _ => Err(DirectoryError::Unsafe(UnsafeDirectory::Writable {
             path: path.display().to_string(),
@@ -106,41 +111,45 @@ fn check_for(user: u32, path: &Path) -> Result<(), DirectoryError> {
 }
 
 /// Checks the directories on an absolute path, and those on the path of its link target.
-fn check_path(user: u32, path: &Path, end: PathPosition) -> Result<(), DirectoryError> {
-    check_owners(user, path, end)?;
-    let target = fs::canonicalize(path).map_err(DirectoryError::Failed)?;
+fn check_path(user: u32, path: &Path, path_position: PathPosition) -> Result<(), DirectoryError> {
+    check_owners(user, path, path_position)?;
+    let target = fs::canonicalize(path).map_err(DirectoryError::Io)?;
     match target == path {
         true => Ok(()),
-        false => check_owners(user, &target, end),
+        false => check_owners(user, &target, path_position),
     }
 }
 
 /// Checks the owner of each directory on a path that another user could have created: those in directories that
 /// others may write to. The owner of the parent is accepted, because it controls the directory anyway; the final
 /// directory must belong to this user or root.
-fn check_owners(user: u32, path: &Path, end: PathPosition) -> Result<(), DirectoryError> {
+fn check_owners(user: u32, path: &Path, path_position: PathPosition) -> Result<(), DirectoryError> {
     let ancestors: Vec<&Path> = path.ancestors().collect();
     for pair in ancestors.windows(2) {
         let [directory, parent] = pair else { continue };
-        let parent_metadata = fs::metadata(parent).map_err(DirectoryError::Failed)?;
-        if parent_metadata.mode() & OTHERS_WRITE == 0 {
+        let parent_metadata = fs::metadata(parent).map_err(DirectoryError::Io)?;
+        if parent_metadata.mode() & OTHERS_WRITE_MODE == 0 {
             continue;
         }
-        let owner = fs::symlink_metadata(directory).map_err(DirectoryError::Failed)?.uid();
-        let is_trusted = |owner: u32| owner == user || owner == ROOT;
-        let is_final = end == PathPosition::Final && *directory == path;
+        let owner = fs::symlink_metadata(directory).map_err(DirectoryError::Io)?.uid();
+        let is_trusted = |owner: u32| owner == user || owner == ROOT_USER_ID;
+        let is_final = path_position == PathPosition::Final && *directory == path;
         if !is_trusted(owner) && (is_final || owner != parent_metadata.uid()) {
             let (path, parent) = (directory.display().to_string(), parent.display().to_string());
-            return Err(DirectoryError::Unsafe(UnsafeDirectory::Foreign { path, parent, owner }));
+            return Err(DirectoryError::Unsafe(UnsafeDirectory::OtherOwner {
+                path,
+                parent,
+                owner,
+            }));
         }
     }
     Ok(())
 }
 
 fn create_directory(path: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(PRIVATE).create(path) {
+    match DirBuilder::new().mode(PRIVATE_MODE).create(path) {
         // A umask may have removed even the owner's permissions.
-        Ok(()) => fs::set_permissions(path, Permissions::from_mode(PRIVATE)),
+        Ok(()) => fs::set_permissions(path, Permissions::from_mode(PRIVATE_MODE)),
         // Another process created it first.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         Err(error) => Err(error),
@@ -158,11 +167,11 @@ pub fn quote_path(path: &str) -> String {
 }
 
 /// Read, write and search permission for the owner only.
-const PRIVATE: u32 = 0o700;
+const PRIVATE_MODE: u32 = 0o700;
 /// Write permission of group or others.
-const OTHERS_WRITE: u32 = 0o022;
-/// The superuser.
-const ROOT: u32 = 0;
+const OTHERS_WRITE_MODE: u32 = 0o022;
+/// The user id of the superuser.
+const ROOT_USER_ID: u32 = 0;
 
 #[cfg(test)]
 mod tests {
@@ -172,9 +181,9 @@ mod tests {
     use crate::testing::SharedDirectory;
 
     fn directory_problem(user: u32, path: &Path) -> Option<String> {
-        match check_for(user, path) {
+        match check_for_user(user, path) {
             Ok(()) => None,
-            Err(DirectoryError::Failed(cause)) => panic!("{}: {cause}", path.display()),
+            Err(DirectoryError::Io(cause)) => panic!("{}: {cause}", path.display()),
             Err(DirectoryError::Unsafe(problem)) => Some(problem.to_string()),
         }
     }
@@ -202,20 +211,21 @@ mod tests {
     #[test]
     fn directories_of_other_users_in_a_shared_directory_are_rejected() {
         let shared = SharedDirectory::new();
-        let SharedDirectory { user, other, .. } = shared;
-        let foreign = shared.create_foreign("data");
+        let SharedDirectory { user, other_user, .. } = shared;
+        let foreign = shared.create_for_other_user("data");
         let parent = shared.path().display();
-        let expected = format!("{parent}/data, on the path to keys, belongs to user {other}, ");
-        for path in [foreign.clone(), shared.create_inside(&foreign, "tokens")] {
+        let expected =
+            format!("{parent}/data, on the path to keys, belongs to user {other_user}, ");
+        for path in [foreign.clone(), shared.create_in(&foreign, "tokens")] {
             let problem = directory_problem(user, &path).expect("it is another user's");
             assert!(problem.contains(&expected), "{problem}");
             assert!(
                 problem.contains(&format!("{parent} is writable for other users: ")),
                 "{problem}"
             );
-            assert!(problem.contains(&format!("`sudo -u '#{other}' …`")), "{problem}");
+            assert!(problem.contains(&format!("`sudo -u '#{other_user}' …`")), "{problem}");
         }
-        assert!(create_for(user, &foreign.join("authority/new")).is_err());
+        assert!(create_for_user(user, &foreign.join("authority/new")).is_err());
         assert!(!foreign.join("authority").exists(), "no directory is created there");
         // A link is checked by its own owner, and by the directories on the path of its target.
         let link = shared.path().join("link");
@@ -228,7 +238,7 @@ mod tests {
         let private = tempfile::tempdir().unwrap();
         let foreign_link = shared.path().join("foreign-link");
         std::os::unix::fs::symlink(private.path(), &foreign_link).unwrap();
-        shared.give_away(&foreign_link);
+        shared.change_owner(&foreign_link);
         assert!(
             directory_problem(user, &foreign_link)
                 .expect("the link belongs to another user")
@@ -238,10 +248,7 @@ mod tests {
         let runs_as = rustix::process::geteuid().as_raw();
         let own_directory = shared.create_own("own");
         assert_eq!(directory_problem(runs_as, &own_directory), None);
-        assert_eq!(
-            directory_problem(runs_as, &shared.create_inside(&own_directory, "tokens")),
-            None
-        );
+        assert_eq!(directory_problem(runs_as, &shared.create_in(&own_directory, "tokens")), None);
     }
 
     /// Reading checks the directory as well.

@@ -32,7 +32,7 @@ pub(crate) fn replace(path: &Path, contents: &[u8], readers: FileReaders) -> io:
 /// followed.
 ///
 /// # Errors
-/// If it cannot be written.
+/// An I/O error if the file cannot be written.
 pub fn replace_private(path: &Path, contents: &[u8]) -> io::Result<()> {
     replace(path, contents, FileReaders::Owner)
 }
@@ -40,7 +40,7 @@ pub fn replace_private(path: &Path, contents: &[u8]) -> io::Result<()> {
 /// Removes drafts left by a crash in a directory that no other process uses.
 ///
 /// # Errors
-/// If the directory cannot be read, or a draft cannot be removed.
+/// An I/O error if the directory cannot be read, or a draft cannot be removed.
 pub fn remove_drafts(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -54,7 +54,7 @@ pub fn remove_drafts(directory: &Path) -> io::Result<()> {
 /// Opens the lock file of a directory, and creates it if missing. A link in its place is an error.
 ///
 /// # Errors
-/// If it cannot be opened.
+/// An I/O error if the file cannot be opened.
 pub fn open_lock(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -71,12 +71,8 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
 /// place is an error.
 ///
 /// # Errors
-/// If the file cannot be read or written, others may read it, or it contains no secret.
+/// An I/O error if the file cannot be read or written, others may read it, or it contains no secret.
 pub fn read_or_create_secret(path: &Path) -> io::Result<String> {
-    let invalid = |problem: &str| {
-        let cause = io::Error::new(io::ErrorKind::InvalidData, problem.to_owned());
-        file_error("use", path, cause)
-    };
     match fs::symlink_metadata(path) {
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
             let secret = crate::generate_secret()?;
@@ -94,7 +90,10 @@ pub fn read_or_create_secret(path: &Path) -> io::Result<String> {
     let text = read(path, FileReaders::Owner)?.unwrap_or_default();
     match text.trim() {
         text if text.len() >= MIN_SECRET_CHARACTERS => Ok(text.to_owned()),
-        _ => Err(invalid("contains no secret: remove it")),
+        _ => {
+            let problem = "contains no secret: remove it";
+            Err(file_error("use", path, io::Error::new(io::ErrorKind::InvalidData, problem)))
+        }
     }
 }
 
@@ -119,16 +118,17 @@ pub(crate) fn move_directory(from: &Path, to: &Path) -> io::Result<()> {
 /// Reads a file written by Leno; `None` if it does not exist.
 ///
 /// # Errors
-/// If it is a link or not a regular file, is readable by others although `readers` is [`FileReaders::Owner`], is
-/// larger than [`MAX_FILE_BYTES`], or is not text.
+/// An I/O error if the file is a link or not a regular file, is readable by others although `readers` is
+/// [`FileReaders::Owner`], is larger than [`MAX_FILE_BYTES`], or is not text.
 pub(crate) fn read(path: &Path, readers: FileReaders) -> io::Result<Option<String>> {
     read_from(path, FileOrigin::Leno, readers)
 }
 
-/// As [`read`], for a file that the user or the platform provides: links are followed.
+/// Reads a file that the user or the platform provides; `None` if it does not exist. Unlike with [`read`], links are
+/// followed.
 ///
 /// # Errors
-/// As [`read`].
+/// The errors of [`read`], except that for a link.
 pub(crate) fn read_user_file(path: &Path, readers: FileReaders) -> io::Result<Option<String>> {
     read_from(path, FileOrigin::User, readers)
 }
@@ -182,28 +182,30 @@ struct FileError {
     cause: io::Error,
 }
 
+/// Writes the contents to a new file next to `path`, and returns the path of that file.
 fn write_draft(path: &Path, contents: &[u8], readers: FileReaders) -> io::Result<PathBuf> {
-    let mut random = [0u8; 8];
-    rand::fill(&mut random)
+    let mut random_bytes = [0u8; 8];
+    rand::fill(&mut random_bytes)
         .map_err(|_| io::Error::other("the operating system provides no random bytes"))?;
-    let draft = path.with_file_name(format!("{DRAFT_PREFIX}{:016x}", u64::from_ne_bytes(random)));
+    let draft =
+        path.with_file_name(format!("{DRAFT_PREFIX}{:016x}", u64::from_ne_bytes(random_bytes)));
     let mode = match readers {
         FileReaders::Owner => 0o600,
         FileReaders::AllUsers => 0o644,
     };
-    let write = || {
+    let write_contents = || {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&draft)?;
         file.write_all(contents)?;
         file.sync_all()
     };
-    write().map_err(|cause| {
+    write_contents().map_err(|cause| {
         fs::remove_file(&draft).ok();
         file_error("write", path, cause)
     })?;
     Ok(draft)
 }
 
-/// Makes a rename, link or removal durable.
+/// Makes a rename, link or removal of `path` durable.
 fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -214,7 +216,7 @@ fn sync_parent(path: &Path) -> io::Result<()> {
         .map_err(|cause| file_error("write", parent, cause))
 }
 
-/// Size limit of a file. Keys, chains and bundles take a few KiB.
+/// Maximum size of a file in bytes. Keys, chains and bundles have a few KiB.
 const MAX_FILE_BYTES: u64 = 256 * 1024;
 
 /// The prefix of the names of drafts: files that are complete and then renamed.

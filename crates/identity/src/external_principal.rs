@@ -38,7 +38,7 @@ pub struct ExternalSubject<'a> {
 pub struct ExternalPrincipal {
     /// The id in its certificate.
     pub id: ExternalPrincipalId,
-    /// Its names; not empty.
+    /// The names in its certificate; not empty.
     pub names: Vec<Name>,
     /// The start of its certificate's validity.
     pub not_before: SystemTime,
@@ -104,7 +104,8 @@ impl ExternalCertificate {
     /// Generates a key and signs it, valid for `lifetime` from `now`.
     ///
     /// # Errors
-    /// [`AuthorityError`] if a name is invalid or the authority may not use it, or as [`Authority::sign`].
+    /// [`AuthorityError`] if a name is invalid or its issuing namespace may not use it, the lifetime is out of bounds,
+    /// the signing CA has name constraints that exclude the name, or the root has expired.
     pub fn issue(
         authority: &Authority,
         subject: ExternalSubject<'_>,
@@ -185,7 +186,7 @@ impl StoredCertificate<'_> {
         let roots = authority.roots();
         let chain = CertificateDer::pem_slice_iter(self.chain.as_bytes());
         let chain: Vec<CertificateDer<'static>> =
-            chain.take(MAX_CHAIN_READ).collect::<Result<_, _>>().ok()?;
+            chain.take(MAX_CERTIFICATES_READ).collect::<Result<_, _>>().ok()?;
         let leaf = chain.first()?;
         let external_principal = ExternalPrincipal::read(leaf).ok()?;
         let key = PrivateKey::from_pem(self.key).ok()?;
@@ -228,8 +229,8 @@ fn verify_as_server(
     verifier.verify_client_cert(leaf, intermediates, unix_time).map(drop)
 }
 
-/// Limit of the certificates read; more than any authority issues. A longer chain counts as outdated.
-const MAX_CHAIN_READ: usize = 8;
+/// Maximum number of certificates read; more than any authority issues. A longer chain counts as outdated.
+const MAX_CERTIFICATES_READ: usize = 8;
 
 #[cfg(test)]
 mod tests;

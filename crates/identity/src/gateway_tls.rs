@@ -63,9 +63,9 @@ pub fn gateway_server_config(
      certificate chain in `tls.crt` and the matching key in `tls.key`, both PEM"
 )]
 pub struct UnusableCertificate {
-    /// The listener.
+    /// The name of the listener.
     pub listener: Name,
-    /// The reason.
+    /// The reason that the certificate cannot be used.
     #[source]
     cause: CertificateProblem,
 }

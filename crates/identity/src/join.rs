@@ -16,7 +16,7 @@ pub struct JoinBundle {
     /// The one-time token.
     pub token: String,
     /// The addresses of the control planes known at issue; any of them can be used.
-    pub control: Vec<SocketAddr>,
+    pub control_addresses: Vec<SocketAddr>,
     /// The trust domain, which determines the control plane's identity.
     pub trust_domain: TrustDomain,
     /// The roots to verify the control plane before the token is sent.
@@ -28,11 +28,11 @@ impl JoinBundle {
     #[must_use]
     pub fn render(&self) -> String {
         let mut text = format!("{MAGIC}\n# Secret, and good for one use.\n");
-        text.push_str(&format!("{TOKEN}: {}\n", self.token));
-        for control in &self.control {
-            text.push_str(&format!("{CONTROL}: {control}\n"));
+        text.push_str(&format!("{TOKEN_FIELD}: {}\n", self.token));
+        for control in &self.control_addresses {
+            text.push_str(&format!("{CONTROL_FIELD}: {control}\n"));
         }
-        text.push_str(&format!("{TRUST_DOMAIN}: {}\n", self.trust_domain));
+        text.push_str(&format!("{TRUST_DOMAIN_FIELD}: {}\n", self.trust_domain));
         text.push_str(&self.roots.to_pem());
         text
     }
@@ -46,28 +46,28 @@ impl JoinBundle {
             return Err(JoinBundleError::TooLarge);
         }
         let certificates_start = text.find("-----BEGIN").unwrap_or(text.len());
-        let (fields_text, certificates) = text.split_at(certificates_start);
+        let (fields_text, certificates_pem) = text.split_at(certificates_start);
         let mut lines = fields_text.lines().enumerate();
         if lines.next().map(|(_, line)| line.trim_end()) != Some(MAGIC) {
             return Err(JoinBundleError::Magic);
         }
         let mut fields = JoinBundleFields::default();
         for (index, line) in lines {
-            fields.read(line.trim(), index + 1)?;
+            fields.read_line(line.trim(), index + 1)?;
         }
         let missing = |field| JoinBundleError::Missing { field };
         Ok(Self {
-            token: fields.token.ok_or(missing(TOKEN))?,
-            control: fields.control,
-            trust_domain: fields.trust_domain.ok_or(missing(TRUST_DOMAIN))?,
-            roots: Roots::from_pem(certificates)?,
+            token: fields.token.ok_or(missing(TOKEN_FIELD))?,
+            control_addresses: fields.control_addresses,
+            trust_domain: fields.trust_domain.ok_or(missing(TRUST_DOMAIN_FIELD))?,
+            roots: Roots::from_pem(certificates_pem)?,
         })
     }
 
     /// Writes the bundle to a file of mode 0600.
     ///
     /// # Errors
-    /// If the file cannot be written.
+    /// An I/O error if the file cannot be written.
     pub fn save(&self, path: &Path) -> io::Result<()> {
         disk::replace(path, self.render().as_bytes(), FileReaders::Owner)
     }
@@ -78,8 +78,8 @@ impl JoinBundle {
     /// [`JoinBundleError`] if the file does not exist, others may read it, or it is not a bundle.
     pub fn load(path: &Path) -> Result<Self, JoinBundleError> {
         let text = disk::read_user_file(path, FileReaders::Owner)?.ok_or_else(|| {
-            let missing = io::Error::new(io::ErrorKind::NotFound, "there is no such file");
-            disk::file_error("read", path, missing)
+            let cause = io::Error::new(io::ErrorKind::NotFound, "there is no such file");
+            disk::file_error("read", path, cause)
         })?;
         Self::parse(&text)
     }
@@ -89,7 +89,7 @@ impl JoinBundle {
 impl fmt::Debug for JoinBundle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("JoinBundle")
-            .field("control", &self.control)
+            .field("control", &self.control_addresses)
             .field("trust_domain", &self.trust_domain)
             .field("roots", &self.roots)
             .finish_non_exhaustive()
@@ -102,23 +102,23 @@ pub enum JoinBundleError {
     /// The file cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Larger than any bundle.
+    /// The file is larger than any bundle.
     #[error("the token file is larger than {MAX_BUNDLE_BYTES} bytes")]
     TooLarge,
-    /// Another kind of file.
+    /// The file is of another kind.
     #[error("this is not a token file: its first line must be `{MAGIC}`")]
     Magic,
-    /// A line that is not a field, or a duplicate.
+    /// A line is not a field, or repeats one.
     #[error(
-        "line {line} of the token file: expected `{TOKEN}` or `{TRUST_DOMAIN}`, each once, or \
-         `{CONTROL}`, at most {MAX_CONTROLS} times, then a colon and a value"
+        "line {line} of the token file: expected `{TOKEN_FIELD}` or `{TRUST_DOMAIN_FIELD}`, each once, or \
+         `{CONTROL_FIELD}`, at most {MAX_CONTROL_ADDRESSES} times, then a colon and a value"
     )]
     Line {
         /// The line, counted from 1.
         line: usize,
     },
-    /// An invalid address.
-    #[error("line {line} of the token file: `{CONTROL}` must be an address and port")]
+    /// An address of the control plane is invalid.
+    #[error("line {line} of the token file: `{CONTROL_FIELD}` must be an address and port")]
     Control {
         /// The line, counted from 1.
         line: usize,
@@ -126,8 +126,8 @@ pub enum JoinBundleError {
         #[source]
         cause: std::net::AddrParseError,
     },
-    /// An invalid trust domain.
-    #[error("line {line} of the token file: `{TRUST_DOMAIN}` must be a DNS name")]
+    /// The trust domain is invalid.
+    #[error("line {line} of the token file: `{TRUST_DOMAIN_FIELD}` must be a DNS name")]
     TrustDomain {
         /// The line, counted from 1.
         line: usize,
@@ -138,7 +138,7 @@ pub enum JoinBundleError {
     /// A required field is missing.
     #[error("the token file has no `{field}`: make a new one")]
     Missing {
-        /// The field.
+        /// The name of the missing field.
         field: &'static str,
     },
     /// The certificates at the end are invalid.
@@ -146,15 +146,17 @@ pub enum JoinBundleError {
     Roots(#[from] RootsError),
 }
 
+/// The fields read so far.
 #[derive(Default)]
 struct JoinBundleFields {
     token: Option<String>,
-    control: Vec<SocketAddr>,
+    control_addresses: Vec<SocketAddr>,
     trust_domain: Option<TrustDomain>,
 }
 
 impl JoinBundleFields {
-    fn read(&mut self, text: &str, line: usize) -> Result<(), JoinBundleError> {
+    /// Reads a line of text, which has this number.
+    fn read_line(&mut self, text: &str, line: usize) -> Result<(), JoinBundleError> {
         if text.is_empty() || text.starts_with('#') {
             return Ok(());
         }
@@ -164,15 +166,15 @@ impl JoinBundleFields {
         };
         let value = value.trim();
         match field {
-            TOKEN if self.token.is_none() && !value.is_empty() => {
+            TOKEN_FIELD if self.token.is_none() && !value.is_empty() => {
                 self.token = Some(value.to_owned());
             }
-            CONTROL if self.control.len() < MAX_CONTROLS => {
+            CONTROL_FIELD if self.control_addresses.len() < MAX_CONTROL_ADDRESSES => {
                 let address = value.parse();
                 let address = address.map_err(|cause| JoinBundleError::Control { line, cause })?;
-                self.control.push(address);
+                self.control_addresses.push(address);
             }
-            TRUST_DOMAIN if self.trust_domain.is_none() => {
+            TRUST_DOMAIN_FIELD if self.trust_domain.is_none() => {
                 let name = TrustDomain::new(value);
                 self.trust_domain =
                     Some(name.map_err(|cause| JoinBundleError::TrustDomain { line, cause })?);
@@ -185,14 +187,15 @@ impl JoinBundleFields {
 
 /// The first line of a token file: format and version.
 const MAGIC: &str = "leno join token v1";
-const TOKEN: &str = "token";
-const CONTROL: &str = "control";
-const TRUST_DOMAIN: &str = "trust-domain";
+/// The names of the fields.
+const TOKEN_FIELD: &str = "token";
+const CONTROL_FIELD: &str = "control";
+const TRUST_DOMAIN_FIELD: &str = "trust-domain";
 
-/// Limit of control plane addresses in a bundle; a proxy needs one that is reachable.
-const MAX_CONTROLS: usize = 16;
+/// Maximum number of control plane addresses in a bundle; a proxy needs one that is reachable.
+const MAX_CONTROL_ADDRESSES: usize = 16;
 
-/// Size limit of a token file: sixteen roots and a few lines.
+/// Maximum size of a token file: sixteen roots and a few lines.
 const MAX_BUNDLE_BYTES: usize = 64 * 1024;
 
 #[cfg(test)]
@@ -203,7 +206,7 @@ mod tests {
     fn join_bundle(control: &[&str]) -> JoinBundle {
         JoinBundle {
             token: "leno-join-00".to_owned(),
-            control: control.iter().map(|text| text.parse().unwrap()).collect(),
+            control_addresses: control.iter().map(|text| text.parse().unwrap()).collect(),
             trust_domain: TrustDomain::new("cluster.local").unwrap(),
             roots: TestAuthority::new("cluster.local").authority.roots(),
         }

@@ -16,10 +16,10 @@ pub use keys::{JwkSetError, JwtKeys};
 /// The reason that a token is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum JwtError {
-    /// Not a signed token in the compact form.
+    /// The text is not a signed token in the compact form.
     #[error("the token is not a signed JSON web token")]
     Malformed,
-    /// A critical header extension, or an unsupported algorithm.
+    /// The token has a critical header extension, or an unsupported algorithm.
     #[error("the token's signature algorithm is not accepted")]
     Algorithm,
     /// The issuer is unknown.
@@ -31,10 +31,10 @@ pub enum JwtError {
     /// No key matches the signature.
     #[error("the token's signature is not valid")]
     Signature,
-    /// No expiration time, although one is required.
+    /// The token has no expiration time, although one is required.
     #[error("the token has no expiration time (`exp`)")]
     MissingExpiration,
-    /// No time of issue although the age is limited.
+    /// The token has no time of issue, although its age is limited.
     #[error("the token has no issue time (`iat`)")]
     MissingIssueTime,
     /// The token has expired.
@@ -60,9 +60,9 @@ pub struct UnverifiedJwt<'a> {
 /// The requirements for a token.
 #[derive(Debug, Clone, Copy)]
 pub struct JwtRequirements<'a> {
-    /// The issuer.
+    /// The accepted issuer.
     pub issuer: &'a str,
-    /// The accepted audiences; any if empty.
+    /// The accepted audiences; all if empty.
     pub aud: &'a [String],
     /// The tolerated clock skew.
     pub clock_skew: Duration,
@@ -97,7 +97,7 @@ impl<'a> UnverifiedJwt<'a> {
         })
     }
 
-    /// Returns the claimed issuer, only for the selection of keys that might verify the token.
+    /// Returns the claimed issuer. It is not verified: use it only to select the keys that might verify the token.
     #[must_use]
     pub fn issuer(&self) -> Option<&str> {
         self.claims.get("iss")?.as_str()
@@ -106,7 +106,7 @@ impl<'a> UnverifiedJwt<'a> {
     /// Verifies the token and returns its claims.
     ///
     /// # Errors
-    /// The first requirement that is not met.
+    /// [`JwtError`] for the first requirement that the token does not meet.
     pub fn verify(
         self,
         keys: &JwtKeys,
@@ -134,11 +134,11 @@ impl<'a> UnverifiedJwt<'a> {
     fn check_time(&self, requirements: JwtRequirements<'_>) -> Result<(), JwtError> {
         let now = requirements.now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let clock_skew = requirements.clock_skew.as_secs_f64();
-        let numeric_date = |name: &str| match self.claims.get(name) {
+        let read_date = |name: &str| match self.claims.get(name) {
             None => Ok(None),
             Some(value) => value.as_f64().map(Some).ok_or(JwtError::Malformed),
         };
-        let (expiration, issue_time) = (numeric_date("exp")?, numeric_date("iat")?);
+        let (expiration, issue_time) = (read_date("exp")?, read_date("iat")?);
         if expiration.is_none() && requirements.requires_expiration {
             return Err(JwtError::MissingExpiration);
         }
@@ -150,7 +150,7 @@ impl<'a> UnverifiedJwt<'a> {
         if [expiration, age_limit].into_iter().flatten().any(|end| now >= end + clock_skew) {
             return Err(JwtError::Expired);
         }
-        if [numeric_date("nbf")?, issue_time]
+        if [read_date("nbf")?, issue_time]
             .into_iter()
             .flatten()
             .any(|start| now < start - clock_skew)
@@ -177,23 +177,24 @@ impl<'a> UnverifiedJwt<'a> {
 #[must_use]
 pub fn claim_values(claims: &Map<String, Value>, name: &str) -> Vec<String> {
     let claim = claims.get(name).or_else(|| {
-        let (outer, rest) = name.split_once('.')?;
-        rest.split('.').try_fold(claims.get(outer)?, |value, part| value.get(part))
+        let (outer_name, inner_path) = name.split_once('.')?;
+        let outer_value = claims.get(outer_name)?;
+        inner_path.split('.').try_fold(outer_value, |value, name| value.get(name))
     });
-    let text = |value: &Value| match value {
+    let scalar_text = |value: &Value| match value {
         Value::String(text) => Some(text.clone()),
         Value::Number(number) => Some(number.to_string()),
         Value::Bool(flag) => Some(flag.to_string()),
         Value::Null | Value::Array(_) | Value::Object(_) => None,
     };
     match claim {
-        Some(Value::Array(values)) => values.iter().filter_map(text).collect(),
-        Some(value) => text(value).into_iter().collect(),
+        Some(Value::Array(values)) => values.iter().filter_map(scalar_text).collect(),
+        Some(value) => scalar_text(value).into_iter().collect(),
         None => Vec::new(),
     }
 }
 
-/// Size limit of a token. Larger ones do not fit into request headers.
+/// Maximum size of a token. Larger ones do not fit into request headers.
 const MAX_TOKEN_BYTES: usize = 16 << 10;
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ pub use gateway_tls::{UnusableCertificate, gateway_server_config};
 pub use join::{JoinBundle, JoinBundleError};
 pub use jwt::{JwkSetError, JwtError, JwtKeys, JwtRequirements, UnverifiedJwt, claim_values};
 pub use key::PrivateKey;
-pub use outside::{OutsideRoots, OutsideRootsError};
+pub use outside::{ExternalServerRoots, ExternalServerRootsError};
 pub use registration::{MAX_REGISTRATIONS, Registrations};
 pub use regular_file::{FileOrigin, open_regular, read_regular, read_regular_text};
 pub use rejection::{handshake_failure_reason, tls_failure_reason};

@@ -1,4 +1,4 @@
-//! The trust roots of servers outside the mesh.
+//! The trust roots for TLS connections to servers outside the mesh, such as JWKS servers and collectors.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,35 +10,35 @@ use rustls::{ClientConfig, RootCertStore};
 
 use crate::regular_file::{FileOrigin, open_regular, read_bounded};
 
-/// The trust roots of servers outside the mesh; at least one.
+/// The trust roots that verify servers outside the mesh; at least one.
 #[derive(Debug, Clone)]
-pub struct OutsideRoots(Arc<RootCertStore>);
+pub struct ExternalServerRoots(Arc<RootCertStore>);
 
 /// A failure to load trust roots.
 #[derive(Debug, thiserror::Error)]
-pub enum OutsideRootsError {
+pub enum ExternalServerRootsError {
     /// The file cannot be read.
     #[error("{}: {cause}", path.display())]
     Unreadable {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The error of reading or parsing it.
         cause: std::io::Error,
     },
     /// The file is not PEM.
     #[error("{}: {cause}", path.display())]
     Pem {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The error of reading or parsing it.
         cause: rustls::pki_types::pem::Error,
     },
     /// The file contains an invalid certificate.
     #[error("{}: {cause}", path.display())]
     Certificate {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The error of reading or parsing it.
         cause: rustls::Error,
     },
     /// The file contains no certificate.
@@ -49,12 +49,12 @@ pub enum OutsideRootsError {
     NoSystemRoots,
 }
 
-impl OutsideRoots {
+impl ExternalServerRoots {
     /// Reads a PEM file; without a file, the roots of the operating system.
     ///
     /// # Errors
-    /// [`OutsideRootsError`] if there is no root, or one in the file cannot be used.
-    pub fn read(file: Option<&Path>) -> Result<Self, OutsideRootsError> {
+    /// [`ExternalServerRootsError`] if the file cannot be read, it contains an invalid certificate, or there is no root.
+    pub fn read(file: Option<&Path>) -> Result<Self, ExternalServerRootsError> {
         let mut roots = RootCertStore::empty();
         let Some(file) = file else {
             // Some of a system's roots may be unreadable; the others are used.
@@ -62,23 +62,23 @@ impl OutsideRoots {
             roots.add_parsable_certificates(system_roots.certs);
             return match roots.is_empty() {
                 false => Ok(Self(Arc::new(roots))),
-                true => Err(OutsideRootsError::NoSystemRoots),
+                true => Err(ExternalServerRootsError::NoSystemRoots),
             };
         };
         let path = || file.to_owned();
         let text = open_regular(file, FileOrigin::User)
             .and_then(|file| read_bounded(file, MAX_FILE_BYTES))
-            .map_err(|cause| OutsideRootsError::Unreadable { path: path(), cause })?;
+            .map_err(|cause| ExternalServerRootsError::Unreadable { path: path(), cause })?;
         for certificate in CertificateDer::pem_slice_iter(&text) {
-            let certificate =
-                certificate.map_err(|cause| OutsideRootsError::Pem { path: path(), cause })?;
+            let certificate = certificate
+                .map_err(|cause| ExternalServerRootsError::Pem { path: path(), cause })?;
             roots
                 .add(certificate)
-                .map_err(|cause| OutsideRootsError::Certificate { path: path(), cause })?;
+                .map_err(|cause| ExternalServerRootsError::Certificate { path: path(), cause })?;
         }
         match roots.is_empty() {
             false => Ok(Self(Arc::new(roots))),
-            true => Err(OutsideRootsError::Empty(path())),
+            true => Err(ExternalServerRootsError::Empty(path())),
         }
     }
 
@@ -97,7 +97,7 @@ impl OutsideRoots {
     }
 }
 
-/// Size limit of a file: many times the size of a system's roots.
+/// Maximum size of a file in bytes: many times the size of a system's roots.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
 #[cfg(test)]
@@ -110,7 +110,7 @@ mod tests {
         let read = |content: &str| {
             let file = directory.path().join("roots.pem");
             std::fs::write(&file, content).unwrap();
-            OutsideRoots::read(Some(&file)).map_err(|error| error.to_string())
+            ExternalServerRoots::read(Some(&file)).map_err(|error| error.to_string())
         };
         let key = rcgen::KeyPair::generate().unwrap();
         let root = rcgen::CertificateParams::default().self_signed(&key).unwrap().pem();
@@ -126,6 +126,11 @@ mod tests {
             assert!(error.contains(problem), "{error}");
         }
         let absent = directory.path().join("absent.pem");
-        assert!(OutsideRoots::read(Some(&absent)).unwrap_err().to_string().contains("absent.pem"));
+        assert!(
+            ExternalServerRoots::read(Some(&absent))
+                .unwrap_err()
+                .to_string()
+                .contains("absent.pem")
+        );
     }
 }

@@ -23,7 +23,7 @@ use crate::disk::{self, FileReaders};
 #[derive(Debug)]
 pub struct Registrations {
     dir: PathBuf,
-    /// The registrations read or written since the start; at most [`MAX_REGISTRATIONS`].
+    /// The numbers read or written since the start, by workload; at most [`MAX_REGISTRATIONS`].
     cached: Mutex<BTreeMap<WorkloadName, u64>>,
 }
 
@@ -31,7 +31,7 @@ impl Registrations {
     /// Opens or creates the directory.
     ///
     /// # Errors
-    /// If it cannot be created.
+    /// An I/O error if the directory cannot be created.
     pub fn open(dir: &Path) -> io::Result<Self> {
         create_private_directory(dir)?;
         Ok(Self { dir: dir.to_owned(), cached: Mutex::default() })
@@ -40,8 +40,8 @@ impl Registrations {
     /// Returns the latest registration of a workload; 0 if there is none.
     ///
     /// # Errors
-    /// If the file of the workload cannot be read, or was removed and cannot be written again. The registration
-    /// is unknown then, and no certificate may be renewed.
+    /// An I/O error if the file of the workload cannot be read, or was removed and cannot be written again. The
+    /// registration is unknown then, and no certificate may be renewed.
     pub fn latest_number(&self, workload: &WorkloadName) -> io::Result<u64> {
         if let Some(number) = self.read(workload)? {
             self.cache_number(workload, number);
@@ -82,18 +82,18 @@ impl Registrations {
     /// Registers a workload again and returns the number for its next certificates.
     ///
     /// # Errors
-    /// If the directory cannot be read or written, or contains [`MAX_REGISTRATIONS`] workloads.
+    /// An I/O error if the directory cannot be read or written, or contains [`MAX_REGISTRATIONS`] workloads.
     pub fn register_again(&self, workload: &WorkloadName, now: SystemTime) -> io::Result<u64> {
         let since_epoch = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let millis = u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX);
         // The directory may have been removed.
         create_private_directory(&self.dir)?;
-        let latest = self.latest_number(workload)?;
-        if latest == 0 && self.remove_expired(now)? >= MAX_REGISTRATIONS {
+        let latest_number = self.latest_number(workload)?;
+        if latest_number == 0 && self.remove_expired(now)? >= MAX_REGISTRATIONS {
             let message = format!("{MAX_REGISTRATIONS} workloads have joined in the last 90 days");
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
         }
-        let number = millis.max(latest.saturating_add(1));
+        let number = millis.max(latest_number.saturating_add(1));
         disk::replace(
             &self.file_path(workload),
             &render_record(workload, number),
@@ -107,26 +107,26 @@ impl Registrations {
     /// remaining ones.
     ///
     /// # Errors
-    /// If the directory cannot be read.
+    /// An I/O error if the directory cannot be read.
     pub fn remove_expired(&self, now: SystemTime) -> io::Result<usize> {
         self.lock_cache().retain(|_, number| {
             let joined_at = UNIX_EPOCH + Duration::from_millis(*number);
             now.duration_since(joined_at).unwrap_or_default() <= MAX_LEAF_LIFETIME + CLOCK_MARGIN
         });
         let add_path = |cause| disk::file_error("read", &self.dir, cause);
-        let mut remaining = 0;
+        let mut remaining_count = 0;
         for entry in fs::read_dir(&self.dir).map_err(add_path)? {
             let entry = entry.map_err(add_path)?;
             let modified_at = entry.metadata().and_then(|metadata| metadata.modified());
-            let age =
-                modified_at.ok().and_then(|at| now.duration_since(at).ok()).unwrap_or_default();
+            let age = modified_at.ok().and_then(|modified_at| now.duration_since(modified_at).ok());
+            let age = age.unwrap_or_default();
             if age > MAX_LEAF_LIFETIME + CLOCK_MARGIN {
                 disk::remove(&entry.path())?;
             } else {
-                remaining += 1;
+                remaining_count += 1;
             }
         }
-        Ok(remaining)
+        Ok(remaining_count)
     }
 
     fn cache_number(&self, workload: &WorkloadName, number: u64) {
@@ -152,10 +152,10 @@ fn render_record(workload: &WorkloadName, number: u64) -> Vec<u8> {
     format!("{workload}\n{number}\n").into_bytes()
 }
 
-/// Limit of registrations: several times the largest measured mesh.
+/// Maximum number of registrations: several times the workloads of the largest measured mesh.
 pub const MAX_REGISTRATIONS: usize = 65_536;
 
-/// The additional retention time, in case a clock is set back.
+/// The time for which a registration is retained beyond [`MAX_LEAF_LIFETIME`], in case a clock is set back.
 const CLOCK_MARGIN: Duration = Duration::from_secs(24 * 3600);
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ pub enum FileOrigin {
 /// a device may have no end.
 ///
 /// # Errors
-/// If the file does not exist or has another type, which the error names.
+/// An I/O error if the file does not exist or has another type, which the error names.
 pub fn open_regular(path: &Path, origin: FileOrigin) -> io::Result<File> {
     let mut options = File::options();
     let file = options.read(true).custom_flags(open_flags(origin)).open(path);
@@ -37,15 +37,16 @@ pub fn open_regular(path: &Path, origin: FileOrigin) -> io::Result<File> {
 /// Returns the content of a regular file; `None` if it does not exist.
 ///
 /// # Errors
-/// As [`open_regular`], and if it has more than `bytes_max` bytes. The error contains the path.
+/// The errors of [`open_regular`], except that for a missing file, and an error if the file has more than `max_bytes`
+/// bytes. The error contains the path.
 pub fn read_regular(
     path: &Path,
     origin: FileOrigin,
-    bytes_max: u64,
+    max_bytes: u64,
 ) -> io::Result<Option<Vec<u8>>> {
     let add_path = |cause| file_error("read", path, cause);
     match open_regular(path, origin) {
-        Ok(file) => read_bounded(file, bytes_max).map(Some).map_err(add_path),
+        Ok(file) => read_bounded(file, max_bytes).map(Some).map_err(add_path),
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(cause) => Err(add_path(cause)),
     }
@@ -54,22 +55,22 @@ pub fn read_regular(
 /// Returns the text of a regular file; `None` if it does not exist.
 ///
 /// # Errors
-/// As [`read_regular`], and if it is not text.
+/// The errors of [`read_regular`], and an error if the content is not UTF-8.
 pub fn read_regular_text(
     path: &Path,
     origin: FileOrigin,
-    bytes_max: u64,
+    max_bytes: u64,
 ) -> io::Result<Option<String>> {
-    let Some(bytes) = read_regular(path, origin, bytes_max)? else { return Ok(None) };
+    let Some(bytes) = read_regular(path, origin, max_bytes)? else { return Ok(None) };
     bytes_to_text(bytes).map(Some).map_err(|cause| file_error("read", path, cause))
 }
 
-/// Reads the rest of a file, up to a bound.
-pub(crate) fn read_bounded(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
+/// Reads a file to its end; an error if that is beyond `max_bytes` bytes.
+pub(crate) fn read_bounded(file: File, max_bytes: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > bytes_max {
-        true => Err(invalid_data(format!("larger than {bytes_max} bytes"))),
+    file.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > max_bytes {
+        true => Err(invalid_data(format!("larger than {max_bytes} bytes"))),
         false => Ok(bytes),
     }
 }
@@ -158,7 +159,7 @@ mod tests {
         symlink(path_of("pipe"), path_of("link-to-pipe")).unwrap();
         fs::create_dir(path_of("directory")).unwrap();
         let _socket = UnixListener::bind(path_of("socket")).unwrap();
-        for (name, of_leno, of_user) in [
+        for (name, expected_for_leno, expected_for_user) in [
             ("file", r#"Some("four")"#, r#"Some("four")"#),
             ("absent", "None", "None"),
             ("large", "larger than 4 bytes", "larger than 4 bytes"),
@@ -170,7 +171,9 @@ mod tests {
             ("directory", "is a directory", "is a directory"),
             ("socket", "is a socket", "is a socket"),
         ] {
-            for (origin, expected) in [(FileOrigin::Leno, of_leno), (FileOrigin::User, of_user)] {
+            for (origin, expected) in
+                [(FileOrigin::Leno, expected_for_leno), (FileOrigin::User, expected_for_user)]
+            {
                 let result = read(&path_of(name), origin);
                 assert!(result.contains(expected), "{name} {origin:?}: {result}");
                 let is_named = result.contains(&path_of(name).display().to_string());

@@ -27,19 +27,19 @@ impl RevocationFile {
     /// Returns all revoked workloads.
     ///
     /// # Errors
-    /// If the file cannot be read or has an invalid line; no workload is returned then.
+    /// An I/O error if the file cannot be read or has an invalid line; no workload is returned then.
     pub fn read(&self) -> io::Result<BTreeSet<RevokedWorkload>> {
         Ok(self.read_existing()?.unwrap_or_default())
     }
 
-    /// Returns all revoked workloads as [`RevocationFile::read`]; `None` if the file does not exist.
-    /// [`RevocationFile::remove`] leaves an empty file, so the removal of an existing file has another cause.
+    /// Returns all revoked workloads; `None` if the file does not exist. [`RevocationFile::remove`] leaves an empty
+    /// file, so the commands for revocations never remove an existing file.
     ///
     /// # Errors
-    /// As [`RevocationFile::read`].
+    /// The errors of [`RevocationFile::read`].
     pub fn read_existing(&self) -> io::Result<Option<BTreeSet<RevokedWorkload>>> {
         check_if_exists(&self.dir)?;
-        let path = self.dir.join(FILE);
+        let path = self.dir.join(REVOKED_FILE);
         let Some(text) = disk::read(&path, FileReaders::AllUsers)? else { return Ok(None) };
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let entries = lines.map(|(index, line)| {
@@ -64,7 +64,7 @@ impl RevocationFile {
     /// all are present.
     ///
     /// # Errors
-    /// If the file cannot be read or written.
+    /// An I/O error if the file cannot be read or written.
     pub fn add_former(&self, workloads: &BTreeSet<RevokedWorkload>) -> io::Result<bool> {
         self.edit_locked(|revoked| {
             let count_before = revoked.len();
@@ -73,10 +73,10 @@ impl RevocationFile {
         })
     }
 
-    /// Adds a workload; false if it was present.
+    /// Adds a workload; returns false if it was present.
     ///
     /// # Errors
-    /// If the file cannot be read or written, or contains [`MAX_REVOKED`] workloads.
+    /// An I/O error if the file cannot be read or written, or contains [`MAX_REVOKED`] workloads.
     pub fn add_workload(&self, workload: RevokedWorkload) -> io::Result<bool> {
         self.edit_locked(|revoked| {
             if revoked.len() >= MAX_REVOKED && !revoked.contains(&workload) {
@@ -89,11 +89,11 @@ impl RevocationFile {
         })
     }
 
-    /// Removes a workload: with a UID only that Pod, otherwise all entries with the name; false if it was not
-    /// present.
+    /// Removes a workload: with a UID only that Pod, otherwise all entries with the name. Returns false if there was no
+    /// such entry.
     ///
     /// # Errors
-    /// If the file cannot be read or written.
+    /// An I/O error if the file cannot be read or written.
     pub fn remove(&self, workload: &RevokedWorkload) -> io::Result<bool> {
         self.edit_locked(|revoked| {
             let count_before = revoked.len();
@@ -111,9 +111,9 @@ impl RevocationFile {
         &self,
         edit: impl FnOnce(&mut BTreeSet<RevokedWorkload>) -> io::Result<bool>,
     ) -> io::Result<bool> {
-        let path = self.dir.join(LOCK);
+        let lock_path = self.dir.join(LOCK_FILE);
         let _lock =
-            self.lock_directory().map_err(|cause| disk::file_error("lock", &path, cause))?;
+            self.lock_directory().map_err(|cause| disk::file_error("lock", &lock_path, cause))?;
         let mut revoked = self.read()?;
         let is_changed = edit(&mut revoked)?;
         if is_changed {
@@ -126,7 +126,7 @@ impl RevocationFile {
                 }
                 text.push('\n');
             }
-            disk::replace(&self.dir.join(FILE), text.as_bytes(), FileReaders::AllUsers)?;
+            disk::replace(&self.dir.join(REVOKED_FILE), text.as_bytes(), FileReaders::AllUsers)?;
         }
         Ok(is_changed)
     }
@@ -134,14 +134,14 @@ impl RevocationFile {
     /// Locks the directory that currently has the path: it may be removed while this process waits for the
     /// lock.
     fn lock_directory(&self) -> io::Result<File> {
-        for _ in 0..MAX_LOCKS {
+        for _ in 0..MAX_LOCK_ATTEMPTS {
             match create_private_directory(&self.dir) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                created => created?,
+                result => result?,
             }
-            let lock = match disk::open_lock(&self.dir.join(LOCK)) {
+            let lock = match disk::open_lock(&self.dir.join(LOCK_FILE)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                opened => opened?,
+                result => result?,
             };
             lock.lock()?;
             if lock.metadata()?.nlink() > 0 {
@@ -163,15 +163,15 @@ fn parse_line(line: &str) -> Option<RevokedWorkload> {
     words.next().is_none().then_some(RevokedWorkload { workload, uid })
 }
 
-/// Limit of revoked workloads: every sidecar receives all of them.
+/// Maximum number of revoked workloads: every sidecar receives all of them.
 pub const MAX_REVOKED: usize = 1024;
 
 /// The file of revoked workloads.
-const FILE: &str = "revoked";
-/// The lock file for changes.
-const LOCK: &str = "revoked.lock";
-/// Limit of lock attempts after removals of the directory.
-const MAX_LOCKS: usize = 5;
+const REVOKED_FILE: &str = "revoked";
+/// The lock file, which a process locks while it edits the file of revoked workloads.
+const LOCK_FILE: &str = "revoked.lock";
+/// Maximum number of attempts to lock the directory if it is removed during each of them.
+const MAX_LOCK_ATTEMPTS: usize = 5;
 
 #[cfg(test)]
 mod tests {
@@ -225,7 +225,7 @@ mod tests {
     fn an_invalid_line_makes_the_whole_file_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let file = RevocationFile::in_directory(dir.path());
-        std::fs::write(dir.path().join(FILE), "shop/web-1\nshop web-2\n").unwrap();
+        std::fs::write(dir.path().join(REVOKED_FILE), "shop/web-1\nshop web-2\n").unwrap();
         let error = file.read().unwrap_err().to_string();
         assert!(error.contains("line 2") && error.contains("NAMESPACE/NAME"), "{error}");
         assert!(

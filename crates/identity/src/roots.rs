@@ -66,7 +66,7 @@ impl Roots {
     /// Parses all certificates of a PEM text.
     ///
     /// # Errors
-    /// [`RootsError`] if the text is not PEM, or as [`Roots::new`].
+    /// [`RootsError`] if the text is not PEM, or for the reasons of [`Roots::new`].
     pub fn from_pem(text: &str) -> Result<Self, RootsError> {
         let certificates: Vec<_> = CertificateDer::pem_slice_iter(text.as_bytes())
             .take(MAX_CERTIFICATES_READ)
@@ -93,7 +93,7 @@ impl Roots {
     /// Merges these roots with `other`, for a rotation.
     ///
     /// # Errors
-    /// [`RootsError::TooMany`].
+    /// [`RootsError::TooMany`] if there are more than 16 different roots.
     pub fn merge_with(&self, other: &Self) -> Result<Self, RootsError> {
         let certificates = self.certificates.iter().chain(other.certificates.iter());
         Self::new(certificates.cloned().collect())
@@ -127,24 +127,24 @@ impl fmt::Debug for Roots {
 /// The reason that certificates are not a trust bundle.
 #[derive(Debug, thiserror::Error)]
 pub enum RootsError {
-    /// No certificate.
+    /// The bundle has no certificate.
     #[error("the trust bundle has no certificate: it needs at least one `BEGIN CERTIFICATE`")]
     Empty,
-    /// More certificates than a rotation needs.
+    /// The bundle has more certificates than a rotation needs.
     #[error("the trust bundle has more than {MAX_ROOTS} certificates: remove retired roots")]
     TooMany,
-    /// A certificate that may not sign others.
+    /// A certificate may not sign others.
     #[error("certificate {number} of the trust bundle is not a root that may sign certificates")]
     NotRoot {
         /// The number of the certificate, counted from 1.
         number: usize,
     },
-    /// Not PEM.
+    /// The text is not PEM.
     #[error("the trust bundle is not valid PEM")]
     Pem(#[from] pem::Error),
 }
 
-/// Returns the intermediates among the certificates, if any.
+/// Returns a store of the intermediates among the certificates; `None` if there are none.
 fn intermediate_store(certificates: &[CertificateDer<'static>]) -> Option<RootCertStore> {
     let mut store = RootCertStore::empty();
     for certificate in certificates.iter().filter(|der| !is_self_issued(der)) {
@@ -191,10 +191,10 @@ fn is_authority(certificate: &X509Certificate<'_>) -> bool {
         && usage.is_some_and(|usage| usage.value.key_cert_sign())
 }
 
-/// Limit of roots. A rotation needs two; federation with a few meshes needs some more.
+/// Maximum number of roots in a bundle. A rotation needs two; federation with a few meshes needs some more.
 const MAX_ROOTS: usize = 16;
 
-/// Limit of the certificates read. Duplicates among them do not count against [`MAX_ROOTS`].
+/// Maximum number of certificates read. Duplicates among them do not count against [`MAX_ROOTS`].
 const MAX_CERTIFICATES_READ: usize = 4 * MAX_ROOTS;
 
 #[cfg(test)]

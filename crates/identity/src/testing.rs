@@ -107,11 +107,11 @@ pub(crate) fn run_handshake(
     client: &Arc<ClientConfig>,
     server: &Arc<ServerConfig>,
 ) -> HandshakeResult {
-    handshake_with("ratings.bookinfo.svc.cluster.local", client, server)
+    run_handshake_for_name("ratings.bookinfo.svc.cluster.local", client, server)
 }
 
-/// As [`run_handshake`], with this server name.
-pub(crate) fn handshake_with(
+/// Runs a handshake like [`run_handshake`], in which the client requests this server name.
+pub(crate) fn run_handshake_for_name(
     name: &'static str,
     client: &Arc<ClientConfig>,
     server: &Arc<ServerConfig>,
@@ -144,14 +144,15 @@ fn transfer_pending<A, B>(
     while from.wants_write() {
         from.write_tls(&mut bytes).unwrap();
     }
-    let mut rest = bytes.as_slice();
-    while !rest.is_empty() && error.is_none() {
-        to.read_tls(&mut rest).unwrap();
+    let mut remaining = bytes.as_slice();
+    while !remaining.is_empty() && error.is_none() {
+        to.read_tls(&mut remaining).unwrap();
         *error = to.process_new_packets().err();
     }
     !bytes.is_empty()
 }
 
+/// Maximum number of exchanges in a handshake.
 const MAX_ROUNDS: usize = 10;
 
 /// A directory that all users may write to, like `/tmp`, with directories of two users.
@@ -159,8 +160,8 @@ pub(crate) struct SharedDirectory {
     scratch: TempDir,
     /// The user that performs the checks.
     pub(crate) user: u32,
-    /// The owner of foreign directories.
-    pub(crate) other: u32,
+    /// The owner of the directories that the checks reject.
+    pub(crate) other_user: u32,
 }
 
 impl SharedDirectory {
@@ -170,8 +171,8 @@ impl SharedDirectory {
         let own = rustix::process::geteuid().as_raw();
         // Without permission to change owners, the checks are for another user.
         match own {
-            0 => Self { scratch, user: 0, other: 54_321 },
-            _ => Self { scratch, user: own + 1, other: own },
+            0 => Self { scratch, user: 0, other_user: 54_321 },
+            _ => Self { scratch, user: own + 1, other_user: own },
         }
     }
 
@@ -180,28 +181,28 @@ impl SharedDirectory {
     }
 
     /// Creates a directory of the other user.
-    pub(crate) fn create_foreign(&self, name: &str) -> PathBuf {
+    pub(crate) fn create_for_other_user(&self, name: &str) -> PathBuf {
         let path = self.create_own(name);
-        self.give_away(&path);
+        self.change_owner(&path);
         path
     }
 
     /// Creates a directory of the test's user.
     pub(crate) fn create_own(&self, name: &str) -> PathBuf {
-        self.create_inside(self.path(), name)
+        self.create_in(self.path(), name)
     }
 
     /// Creates a directory in another directory.
-    pub(crate) fn create_inside(&self, parent: &Path, name: &str) -> PathBuf {
+    pub(crate) fn create_in(&self, parent: &Path, name: &str) -> PathBuf {
         let path = parent.join(name);
         fs::create_dir(&path).unwrap();
         path
     }
 
     /// Changes the owner of a directory or link to the other user.
-    pub(crate) fn give_away(&self, path: &Path) {
+    pub(crate) fn change_owner(&self, path: &Path) {
         if self.user == 0 {
-            std::os::unix::fs::lchown(path, Some(self.other), None).unwrap();
+            std::os::unix::fs::lchown(path, Some(self.other_user), None).unwrap();
         }
     }
 }

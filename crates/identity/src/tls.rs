@@ -40,7 +40,7 @@ pub fn server_config(
 /// [`crate::external_principal`] returns the client if [`crate::session_peer`] does not.
 ///
 /// # Errors
-/// As [`server_config`].
+/// [`TlsError`] if the system has no randomness.
 pub fn external_principal_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
@@ -58,7 +58,7 @@ pub fn external_principal_server_config(
 /// client without a certificate.
 ///
 /// # Errors
-/// As [`server_config`].
+/// [`TlsError`] if the system has no randomness.
 pub fn permissive_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
@@ -113,7 +113,7 @@ pub fn join_client_config(
 /// reject them.
 ///
 /// # Errors
-/// As [`server_config`].
+/// [`TlsError`] if the system has no randomness.
 pub fn join_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
@@ -156,16 +156,16 @@ pub fn control_id(trust_domain: &TrustDomain) -> SpiffeId {
 /// A failure to build a TLS configuration or a server name.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// rustls rejects it.
+    /// rustls rejects the configuration.
     #[error("TLS cannot be configured")]
     Rustls(#[from] rustls::Error),
     /// The certificate verifier rejects the roots.
     #[error("the verifier of clients cannot be configured")]
     Verifier(#[from] VerifierBuilderError),
-    /// A name longer than a DNS name.
+    /// The host name of a service is longer than a DNS name can be.
     #[error("service `{service}` has no DNS name: shorten its name or namespace")]
     LongName {
-        /// The service.
+        /// The service with the long name.
         service: ServiceName,
         /// The validation error.
         #[source]
@@ -177,12 +177,16 @@ pub enum TlsError {
 fn build_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
-    anonymous: AnonymousClients,
+    anonymous_clients: AnonymousClients,
     external_principals: ExternalPrincipalMode,
 ) -> Result<Arc<ServerConfig>, TlsError> {
     let trust_domain = credential.id().trust_domain.clone();
-    let verifier =
-        MemberVerifier::new(credential.roots(), trust_domain, anonymous, external_principals)?;
+    let verifier = MemberVerifier::new(
+        credential.roots(),
+        trust_domain,
+        anonymous_clients,
+        external_principals,
+    )?;
     let mut config = ServerConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(Arc::new(verifier))
@@ -201,7 +205,7 @@ pub(crate) fn owned_protocols(alpn: &[&[u8]]) -> Vec<Vec<u8>> {
     alpn.iter().map(|protocol| protocol.to_vec()).collect()
 }
 
-/// Limit of the servers with sessions stored for resumption by a client configuration. A configuration expects one
+/// Maximum number of servers with sessions stored for resumption by a client configuration. A configuration expects one
 /// identity, which few services share.
 const MAX_RESUMABLE_SERVICES: usize = 8;
 

@@ -20,25 +20,26 @@ use crate::disk::{self, FileReaders};
 #[derive(Debug)]
 pub struct Tokens {
     dir: PathBuf,
+    /// The time at which [`Self::mint`] last removed the expired tokens.
     last_sweep: Mutex<Option<SystemTime>>,
 }
 
 /// Generates an unguessable text of 64 hexadecimal digits.
 ///
 /// # Errors
-/// If the system has no randomness.
+/// An I/O error if the system has no randomness.
 pub fn generate_secret() -> io::Result<String> {
-    let mut random = [0u8; TOKEN_RANDOM_BYTES];
-    rand::fill(&mut random)
+    let mut random_bytes = [0u8; TOKEN_RANDOM_BYTES];
+    rand::fill(&mut random_bytes)
         .map_err(|_| io::Error::other("the operating system provides no random bytes"))?;
-    Ok(encode_hex(&random))
+    Ok(encode_hex(&random_bytes))
 }
 
 impl Tokens {
     /// Opens or creates the directory.
     ///
     /// # Errors
-    /// If it cannot be created.
+    /// An I/O error if the directory cannot be created.
     pub fn open(dir: &Path) -> io::Result<Self> {
         create_private_directory(dir)?;
         Ok(Self { dir: dir.to_owned(), last_sweep: Mutex::new(None) })
@@ -46,15 +47,15 @@ impl Tokens {
 
     /// True if the text begins like a join token of Leno.
     #[must_use]
-    pub fn is_ours(token: &str) -> bool {
+    pub fn has_token_prefix(token: &str) -> bool {
         token.starts_with(TOKEN_PREFIX)
     }
 
     /// Creates a token for `workload` that can be used once within `lifetime`.
     ///
     /// # Errors
-    /// If the directory cannot be written, the lifetime is zero or longer than [`MAX_TOKEN_LIFETIME`], or there
-    /// are too many unused tokens.
+    /// An I/O error if the directory cannot be written, the lifetime is zero or longer than [`MAX_TOKEN_LIFETIME`], or
+    /// there are too many unused tokens.
     pub fn mint(
         &self,
         workload: &WorkloadName,
@@ -110,22 +111,22 @@ impl Tokens {
         }
     }
 
-    /// Removes expired and malformed tokens and old drafts. Returns the number of the others.
+    /// Removes expired and malformed tokens and old drafts. Returns the number of unused tokens and recent drafts.
     ///
     /// # Errors
-    /// If the directory cannot be read.
+    /// An I/O error if the directory cannot be read.
     pub fn remove_expired(&self, now: SystemTime) -> io::Result<usize> {
         let add_path = |cause| disk::file_error("read", &self.dir, cause);
-        let mut unused = 0;
+        let mut unused_count = 0;
         for entry in fs::read_dir(&self.dir).map_err(add_path)? {
             let path = entry.map_err(add_path)?.path();
             match file_state(&path, now) {
-                TokenFileState::Usable => unused += 1,
+                TokenFileState::Usable => unused_count += 1,
                 TokenFileState::Spent => drop(disk::remove(&path)?),
-                TokenFileState::Foreign => {}
+                TokenFileState::Unrelated => {}
             }
         }
-        Ok(unused)
+        Ok(unused_count)
     }
 
     fn sweep_if_due(&self, now: SystemTime) -> io::Result<()> {
@@ -135,9 +136,10 @@ impl Tokens {
             Err(_) => true,
         });
         if is_due {
-            let unused = self.remove_expired(now)?;
-            if unused >= MAX_TOKENS {
-                let message = format!("{unused} join tokens are unused: wait until some expire");
+            let unused_count = self.remove_expired(now)?;
+            if unused_count >= MAX_TOKENS {
+                let message =
+                    format!("{unused_count} join tokens are unused: wait until some expire");
                 return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
             }
             *last_sweep = Some(now);
@@ -160,13 +162,13 @@ pub const MAX_TOKEN_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// The reason that a token is rejected. Do not reveal the reason to the client.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// Never issued, or already used.
+    /// The token was never issued, or was already used.
     #[error("the join token is unknown or was used already: make a new one")]
     Unknown,
-    /// Not used in time.
+    /// The token has expired.
     #[error("the join token has expired: make a new one")]
     Expired,
-    /// Issued for another workload.
+    /// The token was issued for another workload.
     #[error("the join token was issued for another workload")]
     OtherWorkload,
     /// The directory of tokens cannot be used.
@@ -181,9 +183,10 @@ pub fn token_digest(token: &str) -> [u8; 32] {
     digest.as_ref().first_chunk().copied().unwrap_or_default()
 }
 
+/// The content of a token's file.
 struct TokenRecord {
     workload: WorkloadName,
-    /// In seconds since 1970.
+    /// The time of expiry in seconds since 1970.
     expiry: u64,
 }
 
@@ -210,7 +213,7 @@ enum TokenFileState {
     /// A used, expired or malformed token, or an old draft.
     Spent,
     /// A file that is neither a token nor a draft.
-    Foreign,
+    Unrelated,
 }
 
 fn file_state(path: &Path, now: SystemTime) -> TokenFileState {
@@ -219,7 +222,7 @@ fn file_state(path: &Path, now: SystemTime) -> TokenFileState {
         Some(name) if disk::is_draft(name) => {
             // A draft exists for milliseconds, unless its writer was killed.
             let modified_at = fs::metadata(path).and_then(|metadata| metadata.modified());
-            let age = modified_at.ok().and_then(|at| now.duration_since(at).ok());
+            let age = modified_at.ok().and_then(|modified_at| now.duration_since(modified_at).ok());
             age.is_some_and(|age| age > MAX_TOKEN_LIFETIME)
         }
         Some(name) if is_hex(name, digest::SHA256_OUTPUT_LEN) => {
@@ -229,7 +232,7 @@ fn file_state(path: &Path, now: SystemTime) -> TokenFileState {
                 record.is_none_or(|record| record.expiry <= seconds_since_epoch(now))
             })
         }
-        _ => return TokenFileState::Foreign,
+        _ => return TokenFileState::Unrelated,
     };
     if is_spent { TokenFileState::Spent } else { TokenFileState::Usable }
 }
@@ -242,13 +245,13 @@ fn encode_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The random bytes of a token: too many to guess.
+/// The number of random bytes in a token: too many to guess.
 const TOKEN_RANDOM_BYTES: usize = 32;
 
-/// The prefix of all tokens, by which leaked ones are found.
+/// The prefix of all tokens, by which secret scanners recognize leaked ones.
 const TOKEN_PREFIX: &str = "leno-join-";
 
-/// Limit of unused tokens; it may be exceeded by the tokens of one sweep interval.
+/// Maximum number of unused tokens; it may be exceeded by the tokens of one sweep interval.
 const MAX_TOKENS: usize = 100_000;
 
 /// The minimum interval between two removals of expired tokens.

@@ -31,18 +31,19 @@ pub(crate) enum AnonymousClients {
 /// The treatment of certificates of external principals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExternalPrincipalMode {
-    /// They are rejected.
+    /// Certificates of external principals are rejected.
     Rejected,
-    /// They are accepted; policies authorize them later.
+    /// Certificates of external principals are accepted; policies authorize the clients later.
     Allowed,
 }
 
 /// Accepts members of one trust domain as clients, and external principals if allowed.
 #[derive(Debug)]
 pub(crate) struct MemberVerifier {
-    chain: Arc<dyn ClientCertVerifier>,
+    /// Verifies chains to the roots that sign for members.
+    chain_verifier: Arc<dyn ClientCertVerifier>,
     /// Verifies chains to any root, which is insufficient for members; `None` if all roots sign for members.
-    full_chain: Option<Arc<dyn ClientCertVerifier>>,
+    full_chain_verifier: Option<Arc<dyn ClientCertVerifier>>,
     trust_domain: TrustDomain,
     external_principals: ExternalPrincipalMode,
 }
@@ -51,7 +52,7 @@ impl MemberVerifier {
     pub(crate) fn new(
         roots: &Roots,
         trust_domain: TrustDomain,
-        anonymous: AnonymousClients,
+        anonymous_clients: AnonymousClients,
         external_principals: ExternalPrincipalMode,
     ) -> Result<Self, VerifierBuilderError> {
         // The root names are not sent as a hint: members have only one certificate.
@@ -59,18 +60,18 @@ impl MemberVerifier {
             let builder =
                 WebPkiClientVerifier::builder_with_provider(Arc::clone(store), crypto_provider())
                     .clear_root_hint_subjects();
-            match anonymous {
+            match anonymous_clients {
                 AnonymousClients::Rejected => builder.build(),
                 AnonymousClients::Allowed => builder.allow_unauthenticated().build(),
             }
         };
-        let chain = build_verifier(roots.member_store())?;
-        let full_chain = roots.full_store().map(build_verifier).transpose()?;
-        Ok(Self { chain, full_chain, trust_domain, external_principals })
+        let chain_verifier = build_verifier(roots.member_store())?;
+        let full_chain_verifier = roots.full_store().map(build_verifier).transpose()?;
+        Ok(Self { chain_verifier, full_chain_verifier, trust_domain, external_principals })
     }
 
-    /// Verifies a client without a chain to the mesh's own authority. A certificate of another intermediate of the
-    /// same root is accepted where external principals are, and never as a member's.
+    /// Verifies a client without a chain to the mesh's own authority, which was rejected for `reason`. A certificate of
+    /// another intermediate of the same root is accepted if external principals are, and never as a member's.
     fn verify_other_issuer(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -78,7 +79,7 @@ impl MemberVerifier {
         now: UnixTime,
         reason: Error,
     ) -> Result<ClientCertVerified, Error> {
-        let Some(verifier) = &self.full_chain else { return Err(reason) };
+        let Some(verifier) = &self.full_chain_verifier else { return Err(reason) };
         let verified = verifier.verify_client_cert(end_entity, intermediates, now);
         let (Ok(verified), Ok(leaf)) = (verified, LeafCertificate::read(end_entity)) else {
             return Err(reason);
@@ -92,7 +93,8 @@ impl MemberVerifier {
         }
     }
 
-    /// Determines the holder of a verified certificate.
+    /// Checks that the holder of a verified certificate is a member of the trust domain or, if allowed, an external
+    /// principal of it.
     fn check_holder(&self, end_entity: &CertificateDer<'_>) -> Result<(), VerifyError> {
         let external_principal = || {
             ExternalPrincipal::read(end_entity)
@@ -121,11 +123,11 @@ impl MemberVerifier {
 
 impl ClientCertVerifier for MemberVerifier {
     fn client_auth_mandatory(&self) -> bool {
-        self.chain.client_auth_mandatory()
+        self.chain_verifier.client_auth_mandatory()
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.chain.root_hint_subjects()
+        self.chain_verifier.root_hint_subjects()
     }
 
     fn verify_client_cert(
@@ -134,7 +136,7 @@ impl ClientCertVerifier for MemberVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        match self.chain.verify_client_cert(end_entity, intermediates, now) {
+        match self.chain_verifier.verify_client_cert(end_entity, intermediates, now) {
             Ok(verified) => {
                 self.check_holder(end_entity).map_err(rejection_error)?;
                 Ok(verified)
@@ -158,11 +160,11 @@ impl ClientCertVerifier for MemberVerifier {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.chain.verify_tls13_signature(message, certificate, signed)
+        self.chain_verifier.verify_tls13_signature(message, certificate, signed)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.chain.supported_verify_schemes()
+        self.chain_verifier.supported_verify_schemes()
     }
 }
 

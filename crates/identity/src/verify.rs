@@ -16,9 +16,9 @@ use crate::verifier::chains_to_mesh_authority;
 /// The verified peer of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct VerifiedPeer {
-    /// Its identity.
+    /// The identity of the peer.
     pub id: SpiffeId,
-    /// Its workload, if the certificate contains it.
+    /// The workload of the peer, if the certificate names it.
     pub workload: Option<WorkloadName>,
     /// The Pod or registration of the workload, if the certificate contains it. Certificates of older releases
     /// do not.
@@ -90,7 +90,7 @@ pub enum VerifyError {
         /// The accepted trust domain.
         expected: TrustDomain,
     },
-    /// An external principal of another trust domain.
+    /// The peer is an external principal of another trust domain.
     #[error("the peer is the external client `{found}`, of another trust domain than `{expected}`")]
     ForeignExternalPrincipal {
         /// The identity of the peer.
@@ -98,7 +98,7 @@ pub enum VerifyError {
         /// The accepted trust domain.
         expected: TrustDomain,
     },
-    /// An external principal without a name, or with an invalid one.
+    /// The certificate of an external principal has no name, or an invalid one.
     #[error("the certificate of an external client has no DNS name, or an invalid one")]
     ExternalPrincipalNames,
     /// The certificate chains to the external root, but not to the mesh's own intermediate.
@@ -110,7 +110,7 @@ pub enum VerifyError {
         /// The identity in the certificate.
         found: SpiffeId,
     },
-    /// Another mesh member than expected.
+    /// The peer is another mesh member than the expected one.
     #[error("the peer is `{found}`, not `{expected}`")]
     WrongIdentity {
         /// The identity of the peer.
@@ -118,7 +118,7 @@ pub enum VerifyError {
         /// The expected identity.
         expected: SpiffeId,
     },
-    /// A resumed session outlived its certificate.
+    /// The certificate of the peer expired, possibly during a session or before its resumption.
     #[error("the peer's certificate has expired since its session began")]
     Expired,
 }

@@ -184,7 +184,7 @@ where
 }
 
 /// Returns the kinds that the API server serves for one API version, such as `leno.dev/v1alpha1`.
-pub(crate) async fn resources_of(
+pub(crate) async fn list_api_resources(
     client: &Client,
     group_version: &'static str,
 ) -> Result<APIResourceList, ApiError> {

@@ -28,14 +28,14 @@ use crate::words::{AUTHORITY_NAME, AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP, 
 /// the Secret.
 pub struct SharedAuthority {
     secrets: ObjectApi<Secret>,
-    maps: ObjectApi<ConfigMap>,
-    dir: PathBuf,
+    config_maps: ObjectApi<ConfigMap>,
+    directory: PathBuf,
     trust_domain: TrustDomain,
     /// The last seen version of the Secret. `synced` is the content of the directory at that time.
     secret: Option<Secret>,
     synced: AuthorityFiles,
     /// The content of the directory at the last poll, if it is not in the Secret yet.
-    changed: Option<AuthorityFiles>,
+    unsynced: Option<AuthorityFiles>,
     /// The roots last written to the ConfigMap.
     published_roots: Option<String>,
 }
@@ -46,17 +46,17 @@ impl SharedAuthority {
     pub fn new(
         client: Client,
         namespace: &NamespaceName,
-        dir: &Path,
+        directory: &Path,
         trust_domain: TrustDomain,
     ) -> Self {
         Self {
             secrets: ObjectApi::for_namespace(client.clone(), namespace),
-            maps: ObjectApi::for_namespace(client, namespace),
-            dir: dir.to_owned(),
+            config_maps: ObjectApi::for_namespace(client, namespace),
+            directory: directory.to_owned(),
             trust_domain,
             secret: None,
             synced: AuthorityFiles::default(),
-            changed: None,
+            unsynced: None,
             published_roots: None,
         }
     }
@@ -65,31 +65,36 @@ impl SharedAuthority {
     /// creates an authority there if the directory has none. The first control plane to create the Secret wins.
     ///
     /// # Errors
-    /// [`SharedError`].
-    pub async fn establish_authority(&mut self) -> Result<AuthoritySource, SharedError> {
+    /// [`SharedAuthorityError`].
+    pub async fn establish_authority(&mut self) -> Result<AuthoritySource, SharedAuthorityError> {
         let mut existing =
-            self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedError::read)?;
+            self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedAuthorityError::read)?;
         if existing.is_none() && self.has_published_roots().await? {
             // The control plane that published the roots had created the Secret before.
-            existing = self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedError::read)?;
-            existing.as_ref().ok_or(SharedError::Lost)?;
+            existing =
+                self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedAuthorityError::read)?;
+            existing.as_ref().ok_or(SharedAuthorityError::Lost)?;
         }
         if existing.is_none() {
             let files = self.open_or_create()?;
-            let created = self.secrets.create(&PostParams::default(), &secret_of(&files)).await;
+            let created = self.secrets.create(&PostParams::default(), &build_secret(&files)).await;
             existing = match created {
                 Ok(secret) => {
                     tracing::info!("the CA is stored in the Secret `{AUTHORITY_SECRET}`");
                     Some(secret)
                 }
-                Err(error) if is_conflict(&error) => {
-                    self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedError::read)?
-                }
-                Err(error) => return Err(SharedError::Write(error)),
+                Err(error) if is_conflict(&error) => self
+                    .secrets
+                    .get_opt(&AUTHORITY_NAME)
+                    .await
+                    .map_err(SharedAuthorityError::read)?,
+                Err(error) => return Err(SharedAuthorityError::Write(error)),
             };
         }
-        let secret = existing.ok_or(SharedError::Gone)?;
-        let source = files_of(&secret).source(&self.dir).ok_or(SharedError::Incomplete)?;
+        let secret = existing.ok_or(SharedAuthorityError::Gone)?;
+        let source = read_authority_files(&secret)
+            .source(&self.directory)
+            .ok_or(SharedAuthorityError::Incomplete)?;
         self.adopt_secret(secret)?;
         // Report an unusable authority now.
         source.open(&self.trust_domain, SystemTime::now())?;
@@ -149,43 +154,46 @@ impl SharedAuthority {
     /// Returns true if the roots are published, which means that members have certificates of that authority.
     /// If the Secret was deleted by mistake, a new authority would invalidate all of them. Another control
     /// plane restores the Secret.
-    async fn has_published_roots(&self) -> Result<bool, SharedError> {
-        if AuthorityFiles::read(&self.dir)?.source(&self.dir).is_some() {
+    async fn has_published_roots(&self) -> Result<bool, SharedAuthorityError> {
+        if AuthorityFiles::read(&self.directory)?.source(&self.directory).is_some() {
             // The authority is in the directory: the Secret is created from it.
             return Ok(false);
         }
-        let roots = self.maps.get_opt(&ROOTS_NAME).await;
-        Ok(roots.map_err(SharedError::Roots)?.is_some())
+        let roots = self.config_maps.get_opt(&ROOTS_NAME).await;
+        Ok(roots.map_err(SharedAuthorityError::Roots)?.is_some())
     }
 
     /// Opens the authority in the directory, or creates one.
-    fn open_or_create(&self) -> Result<AuthorityFiles, SharedError> {
-        let files = AuthorityFiles::read(&self.dir)?;
-        let source = files.source(&self.dir);
-        let source = source.unwrap_or_else(|| AuthoritySource::Own(self.dir.clone()));
+    fn open_or_create(&self) -> Result<AuthorityFiles, SharedAuthorityError> {
+        let files = AuthorityFiles::read(&self.directory)?;
+        let source = files.source(&self.directory);
+        let source = source.unwrap_or_else(|| AuthoritySource::Own(self.directory.clone()));
         source.open_or_create(&self.trust_domain, SystemTime::now())?;
-        Ok(AuthorityFiles::read(&self.dir)?)
+        Ok(AuthorityFiles::read(&self.directory)?)
     }
 
     /// Makes this version of the Secret the current one.
     fn adopt_secret(&mut self, secret: Secret) -> io::Result<()> {
-        let files = files_of(&secret);
+        let files = read_authority_files(&secret);
         if files != self.synced {
-            files.write(&self.dir)?;
+            files.write(&self.directory)?;
             self.synced = files;
-            self.changed = None;
+            self.unsynced = None;
         }
         self.secret = Some(secret);
         Ok(())
     }
 
     /// Checks that these files can sign, in a scratch directory next to the current one.
-    fn check_files(&self, files: &AuthorityFiles) -> Result<(), SharedError> {
-        let scratch = self.dir.with_extension("tried");
+    fn check_files(&self, files: &AuthorityFiles) -> Result<(), SharedAuthorityError> {
+        let scratch = self.directory.with_extension("tried");
         files.write(&scratch)?;
-        let source = files.source(&scratch).ok_or(SharedError::Incomplete);
+        let source = files.source(&scratch).ok_or(SharedAuthorityError::Incomplete);
         let opened = source.and_then(|source| {
-            source.open(&self.trust_domain, SystemTime::now()).map(drop).map_err(SharedError::from)
+            source
+                .open(&self.trust_domain, SystemTime::now())
+                .map(drop)
+                .map_err(SharedAuthorityError::from)
         });
         std::fs::remove_dir_all(&scratch)?;
         opened
@@ -193,7 +201,7 @@ impl SharedAuthority {
 
     /// Adopts a changed Secret. If the new content cannot sign, the current authority stays in use.
     fn follow_secret(&mut self, secret: Secret) {
-        let files = files_of(&secret);
+        let files = read_authority_files(&secret);
         if files != self.synced
             && let Err(error) = self.check_files(&files)
         {
@@ -207,7 +215,7 @@ impl SharedAuthority {
 
     /// Recreates the deleted Secret: members have certificates of this authority.
     async fn restore_secret(&mut self) {
-        let secret = secret_of(&self.synced);
+        let secret = build_secret(&self.synced);
         match self.secrets.create(&PostParams::default(), &secret).await {
             Ok(secret) => {
                 tracing::warn!("the Secret `{AUTHORITY_SECRET}` was deleted; creating it again");
@@ -224,18 +232,18 @@ impl SharedAuthority {
 
     /// Writes changes of the directory to the Secret. If the Secret was changed as well, its content wins.
     async fn write_changes(&mut self) {
-        let Ok(files) = AuthorityFiles::read(&self.dir) else { return };
+        let Ok(files) = AuthorityFiles::read(&self.directory) else { return };
         if files == self.synced {
-            self.changed = None;
+            self.unsynced = None;
             return;
         }
         // A change may span several files: wait until two polls see the same content.
-        if self.changed.as_ref() != Some(&files) {
-            self.changed = Some(files);
+        if self.unsynced.as_ref() != Some(&files) {
+            self.unsynced = Some(files);
             return;
         }
         let is_valid = files
-            .source(&self.dir)
+            .source(&self.directory)
             .is_some_and(|source| source.open(&self.trust_domain, SystemTime::now()).is_ok());
         let Some(mut secret) = self.secret.clone().filter(|_| is_valid) else { return };
         fill_secret(&mut secret, &files);
@@ -245,7 +253,7 @@ impl SharedAuthority {
                 tracing::info!("the local CA was changed; the Secret is updated");
                 self.secret = Some(secret);
                 self.synced = files;
-                self.changed = None;
+                self.unsynced = None;
                 self.publish_roots().await;
             }
             Err(error) if is_conflict(&error) => {
@@ -273,7 +281,7 @@ impl SharedAuthority {
             "data": {ROOTS_KEY: roots},
         });
         let parameters = PatchParams::apply(CONTROL).force();
-        match self.maps.patch(&ROOTS_NAME, &parameters, &Patch::Apply(map)).await {
+        match self.config_maps.patch(&ROOTS_NAME, &parameters, &Patch::Apply(map)).await {
             Ok(_) => self.published_roots = Some(roots),
             Err(error) => {
                 tracing::warn!(%error, "cannot write the roots to the ConfigMap \
@@ -285,7 +293,7 @@ impl SharedAuthority {
 
 /// An error that leaves the control plane without an authority.
 #[derive(Debug, thiserror::Error)]
-pub enum SharedError {
+pub enum SharedAuthorityError {
     /// The Secret cannot be read.
     #[error(
         "the Secret `{AUTHORITY_SECRET}` cannot be read: {0}; the control plane's account needs to \
@@ -325,21 +333,21 @@ pub enum SharedError {
     Authority(#[from] AuthorityError),
 }
 
-impl SharedError {
+impl SharedAuthorityError {
     fn read(error: ApiError) -> Self {
         Self::Read(error)
     }
 }
 
 /// Extracts the authority's files from a Secret. Entries that are not UTF-8 are ignored.
-fn files_of(secret: &Secret) -> AuthorityFiles {
+fn read_authority_files(secret: &Secret) -> AuthorityFiles {
     let data = secret.data.iter().flatten();
     AuthorityFiles::from_files(data.filter_map(|(name, bytes)| {
         Some((name.as_str(), String::from_utf8(bytes.0.clone()).ok()?))
     }))
 }
 
-fn secret_of(files: &AuthorityFiles) -> Secret {
+fn build_secret(files: &AuthorityFiles) -> Secret {
     let mut labels = BTreeMap::new();
     labels.insert("app.kubernetes.io/part-of".to_owned(), "leno".to_owned());
     let metadata = ObjectMeta {

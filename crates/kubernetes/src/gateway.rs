@@ -22,5 +22,7 @@ pub(crate) use self::facts::{ClusterFact, ClusterFacts, GatewayAddress, RouteId}
 pub(crate) use self::read::{
     GATEWAY_KINDS, read_certificate, read_deployment, read_fact, read_service,
 };
-pub(crate) use self::resolve::{PreviousResult, ResolvedGateways, resolve_gateways, secrets_of};
+pub(crate) use self::resolve::{
+    PreviousResult, ResolvedGateways, collect_secrets, resolve_gateways,
+};
 pub(crate) use self::status::{GatewayStatus, RouteParentStatus, supported_features};

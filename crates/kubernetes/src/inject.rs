@@ -32,7 +32,8 @@ pub use template::{InjectedManifest, TemplateOutcome, inject_manifest, namespace
 
 use container::SidecarInputs;
 pub(crate) use container::{
-    STATE, http_probe, restricted_context, scrape_annotations, sidecar_volumes, token_directory,
+    STATE_DIRECTORY, http_probe, restricted_context, scrape_annotations, sidecar_volumes,
+    token_directory,
 };
 pub(crate) use decision::{SYSTEM_NAMESPACES, decide_injection};
 use options::SidecarOptions;
@@ -41,10 +42,10 @@ use probe::SidecarProbes;
 /// Settings of all sidecars of a mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InjectionSettings {
-    /// The image of Leno.
+    /// The default image of sidecars.
     pub image: String,
     /// The address of the control plane: host or IP address, and port.
-    pub control: String,
+    pub control_address: String,
     /// The trust domain of the mesh.
     pub trust_domain: TrustDomain,
     /// The trust roots of the mesh, as PEM.
@@ -77,7 +78,7 @@ impl InjectionSettings {
     ) -> Self {
         Self {
             image,
-            control: format!("{CONTROL}.{system_namespace}.svc:{CONTROL_PORT}"),
+            control_address: format!("{CONTROL}.{system_namespace}.svc:{CONTROL_PORT}"),
             trust_domain,
             roots,
             native_sidecars: true,
@@ -107,11 +108,11 @@ impl InjectionSettings {
 /// The relevant facts about the namespace of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NamespaceFacts {
-    /// Its name.
+    /// The name of the namespace.
     pub name: String,
-    /// Its labels.
+    /// The labels of the namespace.
     pub labels: BTreeMap<String, String>,
-    /// Its annotations.
+    /// The annotations of the namespace.
     pub annotations: BTreeMap<String, String>,
 }
 
@@ -145,7 +146,7 @@ impl<'a> InjectionTrigger<'a> {
     }
 }
 
-/// The outcome for a pod.
+/// The outcome of injection for a pod.
 #[derive(Debug, Clone, PartialEq)]
 pub enum InjectionOutcome {
     /// The pod gets a sidecar.
@@ -166,17 +167,17 @@ pub enum SkipReason {
     NotRequested,
     /// The pod or its namespace opts out.
     Disabled,
-    /// Its namespace is ignored.
+    /// The namespace of the pod is ignored.
     Ignored,
-    /// Its namespace belongs to the cluster or to the control plane.
+    /// The namespace of the pod belongs to the cluster or to the control plane.
     SystemNamespace,
-    /// It uses the host network, where no traffic can be redirected.
+    /// The pod uses the host network, where no traffic can be redirected.
     HostNetwork,
-    /// It runs on Windows.
+    /// The pod runs on Windows.
     Windows,
-    /// It already has a sidecar.
+    /// The pod already has a sidecar.
     Present,
-    /// It has the sidecar of another mesh.
+    /// The pod has the sidecar of another mesh.
     OtherMesh(&'static str),
 }
 
@@ -210,7 +211,7 @@ pub fn inject_sidecar(
     match decide_injection(pod, trigger, &settings.system_namespace)? {
         None => {}
         Some(SkipReason::Disabled)
-            if floor.is_some_and(|floor| decision::is_required(pod, trigger, floor)) =>
+            if floor.is_some_and(|floor| decision::is_sidecar_required(pod, trigger, floor)) =>
         {
             warnings.push(SIDECAR_REQUIRED.to_owned());
         }
@@ -227,15 +228,15 @@ pub fn inject_sidecar(
     let mut probes = SidecarProbes::default();
     for list in ["initContainers", "containers"] {
         for container in pod["spec"][list].as_array_mut().into_iter().flatten() {
-            probes.take_over(container);
+            probes.redirect_probes(container);
         }
     }
     let sidecar = SidecarInputs { settings, options: &options, probes: &probes };
     add_sidecar(&mut pod, &sidecar);
     let unknown_warnings = unknown_annotation_warnings(&pod);
-    warnings.extend(dns_warning(&pod, &settings.control));
+    warnings.extend(dns_warning(&pod, &settings.control_address));
     label_pod(&mut pod, &options);
-    set_plugin_annotation(&mut pod, settings.by_plugin.then(|| sidecar.intercept_options()));
+    set_plugin_annotation(&mut pod, settings.by_plugin.then(|| sidecar.redirection_options()));
     warnings.extend(options.warnings);
     warnings.extend(probes.into_warnings());
     // Last, because clients show only the first few warnings of an admission review.
@@ -252,11 +253,11 @@ pub fn injection_patch(before: &Value, after: &Value) -> Value {
 /// Returns true if a cluster of this version has native sidecars, which are enabled by default since 1.29.
 #[must_use]
 pub fn has_native_sidecars(major: &str, minor: &str) -> bool {
-    let number = |text: &str| -> u32 {
+    let leading_number = |text: &str| -> u32 {
         let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
         digits.parse().unwrap_or(0)
     };
-    (number(major), number(minor)) >= (1, 29)
+    (leading_number(major), leading_number(minor)) >= (1, 29)
 }
 
 /// Adds containers and volumes to the pod.
@@ -268,15 +269,17 @@ pub fn has_native_sidecars(major: &str, minor: &str) -> bool {
 fn add_sidecar(pod: &mut Value, sidecar: &SidecarInputs<'_>) {
     let init_containers = spec_list(pod, "initContainers");
     if sidecar.settings.native_sidecars {
-        init_containers.insert(0, sidecar.intercept_container());
+        init_containers.insert(0, sidecar.redirection_container());
         init_containers.insert(1, sidecar.native_sidecar());
     } else {
-        init_containers.push(sidecar.intercept_container());
+        init_containers.push(sidecar.redirection_container());
         spec_list(pod, "containers").insert(0, sidecar.regular_container());
     }
     let volumes = spec_list(pod, "volumes");
-    // A copy of an injected pod may still have them.
-    volumes.retain(|volume| !container::VOLUMES.contains(&volume["name"].as_str().unwrap_or("")));
+    // A copy of an injected pod may still have these volumes.
+    volumes.retain(|volume| {
+        !container::SIDECAR_VOLUMES.contains(&volume["name"].as_str().unwrap_or(""))
+    });
     volumes.extend(sidecar_volumes());
 }
 
@@ -292,10 +295,10 @@ fn unknown_annotation_warnings(pod: &Value) -> Vec<String> {
 
 /// Returns a warning about a DNS policy that bypasses the cluster's name server: the sidecar has to resolve the
 /// control plane.
-fn dns_warning(pod: &Value, control: &str) -> Option<String> {
+fn dns_warning(pod: &Value, control_address: &str) -> Option<String> {
     let policy =
         pod["spec"]["dnsPolicy"].as_str().filter(|policy| ["Default", "None"].contains(policy))?;
-    let (host, _) = control.rsplit_once(':')?;
+    let (host, _) = control_address.rsplit_once(':')?;
     if host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok() {
         return None;
     }
@@ -315,7 +318,7 @@ fn dns_warning(pod: &Value, control: &str) -> Option<String> {
 }
 
 fn label_pod(pod: &mut Value, options: &SidecarOptions) {
-    let application = application_container(pod).map(str::to_owned);
+    let application_name = application_container(pod).map(str::to_owned);
     let metadata = map_entry(pod, "metadata");
     let labels = map_entry(metadata.entry("labels").or_insert(Value::Null), "");
     labels.insert(MESHED.to_owned(), json!(MESHED_BY_SIDECAR));
@@ -324,22 +327,22 @@ fn label_pod(pod: &mut Value, options: &SidecarOptions) {
         annotations.extend(scrape_annotations());
     }
     // Make the application the default container of `kubectl logs` and `exec`.
-    if let Some(name) = application {
+    if let Some(name) = application_name {
         annotations.push((DEFAULT_CONTAINER, name));
     }
     if annotations.is_empty() {
         return;
     }
-    let existing = map_entry(metadata.entry("annotations").or_insert(Value::Null), "");
-    let has_scrape_annotation =
-        options.application_metrics.is_none() && existing.contains_key("prometheus.io/scrape");
+    let existing_annotations = map_entry(metadata.entry("annotations").or_insert(Value::Null), "");
+    let has_scrape_annotation = options.application_metrics.is_none()
+        && existing_annotations.contains_key("prometheus.io/scrape");
     if options.application_metrics.is_some() {
         // The sidecar exposes the metrics of the application as well.
-        scrape_annotations().iter().for_each(|(key, _)| drop(existing.remove(*key)));
+        scrape_annotations().iter().for_each(|(key, _)| drop(existing_annotations.remove(*key)));
     }
     for (key, value) in annotations {
         if !(has_scrape_annotation && key.starts_with("prometheus.io/")) {
-            existing.entry(key).or_insert(value.into());
+            existing_annotations.entry(key).or_insert(value.into());
         }
     }
 }
@@ -385,7 +388,7 @@ fn map_entry<'a>(value: &'a mut Value, key: &str) -> &'a mut Map<String, Value> 
 }
 
 /// Returns true if the container is one of those that injection adds.
-fn is_ours(container: &Value) -> bool {
+fn is_leno_container(container: &Value) -> bool {
     matches!(container["name"].as_str(), Some(PROXY_CONTAINER | INIT_CONTAINER))
 }
 

@@ -32,11 +32,11 @@ pub use apply::{InstallError, InstallStep, apply_manifests, wait_for_rollout, wa
 pub use cni::NodeNetwork;
 pub use examine::{ExamineProblem, ExamineResult, ExaminedSubject, examine_all, examine_each};
 pub use hook::uninstall_hook;
-pub use installed::Installed;
+pub use installed::InstalledOptions;
 pub use kinds::crd_name;
 pub use remove::{
-    RemovalExtent, lease_reference, objects_to_remove, remove, remove_gateways, withdraw_cni,
-    withdraw_gateways, withdraw_permissions, withdraw_protections,
+    RemovalExtent, lease_reference, objects_to_remove, remove_gateways, remove_objects,
+    withdraw_cni, withdraw_gateways, withdraw_permissions, withdraw_protections,
 };
 pub use retract::{retract_gateways, retract_statuses, wait_for_control_planes};
 
@@ -110,11 +110,11 @@ pub fn installation_manifests(options: &InstallOptions) -> Vec<Value> {
     manifests.extend(access::access_objects(options));
     // The control plane creates its authority for the trust domain that it finds. If the settings of another
     // mesh apply, the trust domain is only in the environment of the control plane.
-    let has_default = options.trust_domain.to_string() == TRUST_DOMAIN_DEFAULT;
-    if !has_default && options.settings_namespaces.is_empty() {
+    let has_default_domain = options.trust_domain.to_string() == DEFAULT_TRUST_DOMAIN;
+    if !has_default_domain && options.settings_namespaces.is_empty() {
         manifests.push(mesh_config(options));
     }
-    // Before pods that rely on the plugin are created.
+    // The plugin is installed before pods that rely on it are created.
     if let Some(network) = &options.cni {
         manifests.extend(cni::cni_objects(options, network));
     }
@@ -144,10 +144,10 @@ fn gateway_class() -> Value {
 /// namespace.
 fn skip_result(manifest: &Value) -> Option<&'static str> {
     let kind = manifest["kind"].as_str().unwrap_or_default();
-    if kind == "GatewayClass" || validation_rules::is_kind(kind) {
+    if kind == "GatewayClass" || validation_rules::is_policy_kind(kind) {
         return Some("skipped: the cluster does not have its kind");
     }
-    let is_access_cert_role = manifest["metadata"]["name"] == access::ACCESS_CERTS;
+    let is_access_cert_role = manifest["metadata"]["name"] == access::ACCESS_CERTS_ROLE;
     is_access_cert_role.then_some("skipped: the cluster does not have its namespace")
 }
 
@@ -156,7 +156,7 @@ fn is_foreign_crd(manifest: &Value) -> bool {
     manifest["kind"] == "CustomResourceDefinition" && manifest["spec"]["group"] != kinds::GROUP
 }
 
-/// The trust domain is a mesh setting, as it is outside of clusters.
+/// Returns the mesh settings with the trust domain of the options.
 fn mesh_config(options: &InstallOptions) -> Value {
     json!({
         "apiVersion": "leno.dev/v1alpha1",
@@ -193,4 +193,4 @@ const GATEWAY_CLASS_VERSION: &str = "gateway.networking.k8s.io/v1";
 const PART_OF: &str = "leno";
 const PART_OF_LABEL: &str = "app.kubernetes.io/part-of";
 /// The default trust domain.
-const TRUST_DOMAIN_DEFAULT: &str = "cluster.local";
+const DEFAULT_TRUST_DOMAIN: &str = "cluster.local";

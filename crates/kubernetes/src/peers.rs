@@ -59,17 +59,17 @@ pub async fn follow_peers(
 struct SliceAddresses {
     complete: BTreeMap<String, BTreeSet<IpAddr>>,
     /// The slices of an unfinished relist. The `complete` ones stay in use until it is finished.
-    listing: BTreeMap<String, BTreeSet<IpAddr>>,
+    relisted: BTreeMap<String, BTreeSet<IpAddr>>,
 }
 
 impl SliceAddresses {
     fn apply_event(&mut self, event: Event<EndpointSlice>) {
         match event {
-            Event::Init => self.listing.clear(),
+            Event::Init => self.relisted.clear(),
             Event::InitApply(slice) => {
-                drop(self.listing.insert(slice.name_any(), slice_addresses(&slice)))
+                drop(self.relisted.insert(slice.name_any(), slice_addresses(&slice)))
             }
-            Event::InitDone => self.complete = std::mem::take(&mut self.listing),
+            Event::InitDone => self.complete = std::mem::take(&mut self.relisted),
             Event::Apply(slice) => {
                 drop(self.complete.insert(slice.name_any(), slice_addresses(&slice)))
             }

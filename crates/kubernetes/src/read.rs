@@ -30,10 +30,10 @@ pub use namespace::{NamespaceReading, read_namespace};
 pub use pod::{MeshPod, pod_addresses, read_pod, with_target_ports};
 pub use service::{ServiceReading, read_service};
 pub use sidecar_settings::SidecarSettings;
-pub(crate) use slice::listed_for;
+pub(crate) use slice::listed_service;
 pub use slice::read_endpoints;
 pub(crate) use zone_preference::{
-    ZONE, ZonePreference, preference_name, preference_rule, read_zone_preference,
+    ZONE_LABEL, ZonePreference, preference_name, preference_rule, read_zone_preference,
     service_of_preference,
 };
 
@@ -49,12 +49,12 @@ pub struct AdmissionReading {
 }
 
 impl AdmissionReading {
-    /// No annotations, for objects to which they do not apply.
+    /// The reading of an object without these annotations.
     pub(crate) const NONE: Self = Self { default_policy: Ok(None), mtls: Ok(None) };
 
     fn from_annotations(meta: &ObjectMeta, kind: &str) -> Self {
         Self {
-            default_policy: parse_choice(
+            default_policy: read_choice(
                 meta,
                 kind,
                 DEFAULT_POLICY,
@@ -63,7 +63,7 @@ impl AdmissionReading {
                 DefaultPolicy::ALL,
                 |policy| policy.as_str(),
             ),
-            mtls: parse_choice(
+            mtls: read_choice(
                 meta,
                 kind,
                 MTLS,
@@ -76,27 +76,27 @@ impl AdmissionReading {
     }
 
     /// Returns the values in force and the rejected ones. A rejected value is replaced by the previous value,
-    /// which may be unset. Without `before` it is replaced by the strictest value: the annotation may have been
-    /// the only restriction.
+    /// which may be unset. Without `previous` it is replaced by the strictest value: the annotation may have
+    /// been the only restriction.
     pub(crate) fn resolve_with(
         self,
-        before: Option<AdmissionSettings>,
+        previous: Option<AdmissionSettings>,
     ) -> (AdmissionSettings, Vec<RejectedDocument>) {
         let mut rejected = Vec::new();
         let default_policy = self.default_policy.unwrap_or_else(|reason| {
             rejected.push(*reason);
-            before.map_or(Some(DefaultPolicy::Deny), |before| before.default_policy)
+            previous.map_or(Some(DefaultPolicy::Deny), |previous| previous.default_policy)
         });
         let mtls = self.mtls.unwrap_or_else(|reason| {
             rejected.push(*reason);
-            before.map_or(Some(MtlsMode::Strict), |before| before.mtls)
+            previous.map_or(Some(MtlsMode::Strict), |previous| previous.mtls)
         });
         (AdmissionSettings { default_policy, mtls }, rejected)
     }
 }
 
-/// Parses an annotation as one of several choices.
-fn parse_choice<T: Copy>(
+/// Reads an annotation with one of several values. Returns `None` without the annotation.
+fn read_choice<T: Copy>(
     meta: &ObjectMeta,
     kind: &str,
     annotation: &str,

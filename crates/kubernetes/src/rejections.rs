@@ -31,8 +31,10 @@ pub async fn report_rejections(
             _ = ticks.tick() => {}
             Ok(()) = facts.changed() => {}
         }
-        let current = Arc::clone(&facts.borrow_and_update());
-        events.write_events(&client, &instance, &current.rejected_clients, Instant::now()).await;
+        let current_facts = Arc::clone(&facts.borrow_and_update());
+        events
+            .write_events(&client, &instance, &current_facts.rejected_clients, Instant::now())
+            .await;
     }
 }
 
@@ -43,7 +45,7 @@ type RejectedClientKey = (WorkloadName, IpAddr);
 struct RejectionEvents {
     clients: BTreeMap<RejectedClientKey, RejectionEvent>,
     /// The times of the last writes, oldest first.
-    recent: std::collections::VecDeque<Instant>,
+    recent_writes: std::collections::VecDeque<Instant>,
 }
 
 struct RejectionEvent {
@@ -52,7 +54,7 @@ struct RejectionEvent {
     /// The event, unless the write failed or it has expired.
     written_event: Option<WarningEvent>,
     /// The time of the retry after a failed write.
-    retry: Option<Instant>,
+    retry_time: Option<Instant>,
 }
 
 impl RejectionEvents {
@@ -61,59 +63,65 @@ impl RejectionEvents {
         &mut self,
         client: &Client,
         instance: &str,
-        rejected: &[RejectedClient],
+        rejected_clients: &[RejectedClient],
         now: Instant,
     ) {
-        for due in self.due_clients(rejected, now) {
-            let written = write(client, instance, &due).await;
-            self.record_written(&due, written);
+        for due_client in self.due_clients(rejected_clients, now) {
+            let written_event = write_event(client, instance, &due_client).await;
+            self.record_written(&due_client, written_event);
         }
         self.renew_events(client, now).await;
     }
 
     /// Returns the clients that need an event now, within the limits of the table, per pod and per minute.
-    fn due_clients(&mut self, rejected: &[RejectedClient], now: Instant) -> Vec<RejectedClient> {
+    fn due_clients(
+        &mut self,
+        rejected_clients: &[RejectedClient],
+        now: Instant,
+    ) -> Vec<RejectedClient> {
         self.clients.retain(|_, event| now.duration_since(event.last_seen) < MEMORY_DURATION);
-        while self.recent.front().is_some_and(|at| now.duration_since(*at) >= MINUTE) {
-            self.recent.pop_front();
+        while self.recent_writes.front().is_some_and(|time| now.duration_since(*time) >= MINUTE) {
+            self.recent_writes.pop_front();
         }
-        let mut due: Vec<RejectedClient> = Vec::new();
-        for client in rejected {
+        let mut due_clients: Vec<RejectedClient> = Vec::new();
+        for client in rejected_clients {
             let key = (client.workload.clone(), client.client);
             if let Some(event) = self.clients.get_mut(&key) {
                 event.last_seen = now;
-                if event.retry.is_none_or(|at| at > now) {
+                if event.retry_time.is_none_or(|time| time > now) {
                     continue;
                 }
             } else if self.clients.len() >= MAX_CLIENTS
-                || self.count_of_pod(&client.workload) >= MAX_CLIENTS_PER_POD
+                || self.count_pod_clients(&client.workload) >= MAX_CLIENTS_PER_POD
             {
                 continue;
             }
-            if self.recent.len() >= MAX_EVENTS_PER_MINUTE {
+            if self.recent_writes.len() >= MAX_EVENTS_PER_MINUTE {
                 break;
             }
-            self.recent.push_back(now);
-            self.clients
-                .insert(key, RejectionEvent { last_seen: now, written_event: None, retry: None });
-            due.push(client.clone());
+            self.recent_writes.push_back(now);
+            self.clients.insert(
+                key,
+                RejectionEvent { last_seen: now, written_event: None, retry_time: None },
+            );
+            due_clients.push(client.clone());
         }
-        due
+        due_clients
     }
 
-    fn count_of_pod(&self, workload: &WorkloadName) -> usize {
+    fn count_pod_clients(&self, workload: &WorkloadName) -> usize {
         self.clients.keys().filter(|(name, _)| name == workload).count()
     }
 
-    fn record_written(&mut self, client: &RejectedClient, written: Option<WarningEvent>) {
+    fn record_written(&mut self, client: &RejectedClient, written_event: Option<WarningEvent>) {
         let Entry::Occupied(mut event) =
             self.clients.entry((client.workload.clone(), client.client))
         else {
             return;
         };
         let event = event.get_mut();
-        event.retry = written.is_none().then(|| event.last_seen + RETRY_DELAY);
-        event.written_event = written;
+        event.retry_time = written_event.is_none().then(|| event.last_seen + RETRY_DELAY);
+        event.written_event = written_event;
     }
 
     /// Increases the counts of events with active clients. An event that has expired in the API server is
@@ -131,7 +139,11 @@ impl RejectionEvents {
 
 /// Writes one event. Returns `None` if that fails, or if the pod has no UID, without which no tool shows the
 /// event.
-async fn write(client: &Client, instance: &str, rejected: &RejectedClient) -> Option<WarningEvent> {
+async fn write_event(
+    client: &Client,
+    instance: &str,
+    rejected: &RejectedClient,
+) -> Option<WarningEvent> {
     let RejectedClient { workload, uid, .. } = rejected;
     let pod = ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -141,7 +153,7 @@ async fn write(client: &Client, instance: &str, rejected: &RejectedClient) -> Op
         uid: Some(uid.as_ref()?.to_string()),
         ..ObjectReference::default()
     };
-    let owner = match pod_at(client, workload, rejected.client).await {
+    let owner = match find_pod(client, workload, rejected.client).await {
         Ok(owner) => owner,
         Err(error) => {
             tracing::debug!(%error, "the pod of a client cannot be read");
@@ -152,10 +164,10 @@ async fn write(client: &Client, instance: &str, rejected: &RejectedClient) -> Op
     WarningEvent::write(client, instance, &pod, PLAINTEXT_REJECTED, &note, Instant::now()).await
 }
 
-/// Returns the pod with an address in the namespace of the event. Returns `None` for the address of a node,
-/// which several pods share, and for pods of other namespaces: readers of events here may lack permissions
-/// there.
-async fn pod_at(
+/// Returns the name of the pod with an address in the namespace of the event. Returns `None` for the address of
+/// a node, which several pods share, and for pods of other namespaces: readers of events here may lack
+/// permissions there.
+async fn find_pod(
     client: &Client,
     workload: &WorkloadName,
     address: IpAddr,

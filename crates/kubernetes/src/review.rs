@@ -32,9 +32,9 @@ pub struct TokenReviewer {
 pub struct PodHolder {
     /// The name of the workload in the mesh.
     pub workload: WorkloadName,
-    /// Its service account.
+    /// The service account of the pod.
     pub account: ServiceAccount,
-    /// Its UID, if the review contains it.
+    /// The UID of the pod, if the review contains it.
     pub uid: Option<Uid>,
 }
 
@@ -142,12 +142,13 @@ struct ClaimedPod {
 /// Parses the claims of a token for our audience that is bound to a pod, as projected service account tokens
 /// are (RFC 7519 section 3, RFC 7515 section 7.1). Nothing is verified.
 fn parse_claims(token: &str, now: SystemTime) -> Result<ClaimedPod, TokenReviewError> {
-    let rejected = |reason: &str| TokenReviewError::Rejected(reason.to_owned());
-    let mut parts = token.split('.');
-    let payload = match (parts.next(), parts.next(), parts.next(), parts.next()) {
-        (Some(_), Some(payload), Some(_), None) => URL_SAFE_NO_PAD.decode(payload).ok(),
-        _ => None,
-    };
+    let rejection = |reason: &str| TokenReviewError::Rejected(reason.to_owned());
+    let mut token_parts = token.split('.');
+    let payload =
+        match (token_parts.next(), token_parts.next(), token_parts.next(), token_parts.next()) {
+            (Some(_), Some(payload), Some(_), None) => URL_SAFE_NO_PAD.decode(payload).ok(),
+            _ => None,
+        };
     let claims: Option<ServiceAccountClaims> =
         payload.and_then(|payload| serde_json::from_slice(&payload).ok());
     let claims = claims.filter(|claims| {
@@ -161,7 +162,7 @@ fn parse_claims(token: &str, now: SystemTime) -> Result<ClaimedPod, TokenReviewE
     })?;
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     if claims.exp.saturating_add(LEEWAY.as_secs()) <= now.as_secs() {
-        return Err(rejected("the token has expired or has no expiration time"));
+        return Err(rejection("the token has expired or has no expiration time"));
     }
     let BoundObject { namespace, pod } = claims.kubernetes;
     let account =
@@ -169,10 +170,12 @@ fn parse_claims(token: &str, now: SystemTime) -> Result<ClaimedPod, TokenReviewE
     let account = account
         .filter(|(account_namespace, _)| *account_namespace == namespace)
         .map(|(_, name)| name);
-    let (Some(account), Some(pod)) = (account, pod) else { return Err(rejected(UNBOUND)) };
+    let (Some(account), Some(pod)) = (account, pod) else { return Err(rejection(UNBOUND_TOKEN)) };
     let workload = WorkloadName::new(&namespace, &pod.name);
     let account = ServiceAccount::new(&namespace, account);
-    let (Ok(workload), Ok(account)) = (workload, account) else { return Err(rejected(UNBOUND)) };
+    let (Ok(workload), Ok(account)) = (workload, account) else {
+        return Err(rejection(UNBOUND_TOKEN));
+    };
     let holder = PodHolder { workload, account, uid: Uid::new(&pod.uid).ok() };
     Ok(ClaimedPod { holder, issuer: claims.iss })
 }
@@ -209,7 +212,7 @@ struct BoundPod {
 
 /// Extracts the pod from a review.
 fn reviewed_holder(status: TokenReviewStatus) -> Result<PodHolder, TokenReviewError> {
-    let rejected = |reason: String| Err(TokenReviewError::Rejected(reason));
+    let rejection = |reason: String| Err(TokenReviewError::Rejected(reason));
     if status.authenticated != Some(true) {
         // Joining clients have no identity yet: the reason goes to the log, under one shared rate limit.
         let line = INVALID_TOKEN_LOG_LIMIT
@@ -220,31 +223,31 @@ fn reviewed_holder(status: TokenReviewStatus) -> Result<PodHolder, TokenReviewEr
             let reason = escape_text(&status.error.unwrap_or_default());
             tracing::info!(reason, suppressed, "the API server does not recognize a join token");
         }
-        return rejected(format!(
+        return rejection(format!(
             "the API server does not recognize the token: it has expired, its pod is gone, or it \
              was issued for another audience than `{TOKEN_AUD}`"
         ));
     }
     // An API server without audience support accepts any token.
     if !status.audiences.unwrap_or_default().iter().any(|aud| aud == TOKEN_AUD) {
-        return rejected(format!("the token was not issued for the audience `{TOKEN_AUD}`"));
+        return rejection(format!("the token was not issued for the audience `{TOKEN_AUD}`"));
     }
     let user = status.user.unwrap_or_default();
     let account = user.username.as_deref().and_then(|name| name.strip_prefix(ACCOUNT_PREFIX));
     let Some((namespace, account)) = account.and_then(|account| account.split_once(':')) else {
-        return rejected("the token is not a service account token".to_owned());
+        return rejection("the token is not a service account token".to_owned());
     };
     let mut extra = user.extra.unwrap_or_default();
     let pods = extra.remove(POD_NAME).unwrap_or_default();
     let [pod] = pods.as_slice() else {
-        return rejected(UNBOUND.to_owned());
+        return rejection(UNBOUND_TOKEN.to_owned());
     };
     let uids = extra.remove(POD_UID).unwrap_or_default();
     let uid = uids.first().and_then(|uid| Uid::new(uid).ok());
     let names = (WorkloadName::new(namespace, pod), ServiceAccount::new(namespace, account));
     match names {
         (Ok(workload), Ok(account)) => Ok(PodHolder { workload, account, uid }),
-        (Err(error), _) | (_, Err(error)) => rejected(error.to_string()),
+        (Err(error), _) | (_, Err(error)) => rejection(error.to_string()),
     }
 }
 
@@ -259,7 +262,7 @@ const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 /// The extra field with the UID of that pod.
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 /// The error for a token that is not bound to a pod.
-const UNBOUND: &str = "the token is not bound to a pod: use a token from a projected volume of the \
+const UNBOUND_TOKEN: &str = "the token is not bound to a pod: use a token from a projected volume of the \
                        pod, not from a Secret and not created manually";
 /// The tolerated clock skew.
 const LEEWAY: Duration = Duration::from_secs(300);
@@ -300,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn only_tokens_with_our_audience_and_a_pod_are_reviewed() {
+    fn only_tokens_for_leno_and_a_pod_are_reviewed() {
         let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         let valid = json!({
             "aud": ["leno"], "exp": 1_800_000_600, "iss": "https://kubernetes.default.svc",

@@ -62,9 +62,9 @@ pub struct KubernetesSource {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SourceOptions {
     /// The time without further changes after which changes are published.
-    pub quiet: Duration,
+    pub quiet_period: Duration,
     /// The maximum delay of changes.
-    pub quiet_max: Duration,
+    pub max_delay: Duration,
     /// The interval between checks for a kind that the server lacks.
     pub discovery_interval: Duration,
     /// True to also watch the kinds that only gateways need: their own, Secrets and Deployments.
@@ -74,8 +74,8 @@ pub struct SourceOptions {
 impl Default for SourceOptions {
     fn default() -> Self {
         Self {
-            quiet: Duration::from_millis(50),
-            quiet_max: Duration::from_millis(250),
+            quiet_period: Duration::from_millis(50),
+            max_delay: Duration::from_millis(250),
             discovery_interval: Duration::from_secs(30),
             gateways: false,
         }
@@ -142,8 +142,8 @@ impl KubernetesSource {
         Self { secret_permissions, outcomes, ..self }
     }
 
-    /// Adds the statuses that [`reconcile_statuses`](crate::status::reconcile_statuses) cannot write to the warnings of
-    /// this source.
+    /// Adds the statuses that [`reconcile_statuses`](crate::status::reconcile_statuses) cannot write to the
+    /// warnings of this source.
     #[must_use]
     pub fn with_unwritten_statuses(
         self,
@@ -173,7 +173,7 @@ impl KubernetesSource {
     /// Returns the desired certificates of external principals, for
     /// [`reconcile_external_principals`](crate::external_principals::reconcile_external_principals).
     #[must_use]
-    pub fn external_principals(&self) -> watch::Receiver<Arc<DesiredCertificates>> {
+    pub fn subscribe_external_principals(&self) -> watch::Receiver<Arc<DesiredCertificates>> {
         self.external_principals.subscribe()
     }
 
@@ -193,7 +193,7 @@ impl KubernetesSource {
     /// ones when objects, rejections or warnings change. Returns when the receiver of the updates is dropped.
     pub async fn send_updates(self, updates: mpsc::Sender<RegistryUpdate>) {
         let kinds = watched_kinds(self.options.gateways);
-        let (sender, events) = mpsc::channel(MAX_WATCH_EVENTS);
+        let (event_sender, events) = mpsc::channel(MAX_WATCH_EVENTS);
         let definition_changes = Arc::new(watch::Sender::new(0));
         let secrets = watch::Sender::new(Arc::new(BTreeSet::new()));
         let mut tasks = JoinSet::new();
@@ -201,11 +201,11 @@ impl KubernetesSource {
             let kind_watch = KindWatch {
                 client: self.client.clone(),
                 watched: *watched,
-                index,
+                kind_index: index,
                 definition_changes: definition_changes.subscribe(),
-                secrets: secrets.subscribe(),
+                referenced_secrets: secrets.subscribe(),
                 covered_secrets: None,
-                events: sender.clone(),
+                events: event_sender.clone(),
                 discovery_interval: self.options.discovery_interval,
             };
             tasks.spawn(kind_watch.run());
@@ -291,11 +291,11 @@ impl EventLoop {
                     None => return,
                 },
             };
-            let noticed = Instant::now();
+            let first_event_at = Instant::now();
             match event {
                 Some((index, event)) => {
                     self.apply_event(index, event);
-                    self.receive_pending(noticed).await;
+                    self.receive_pending(first_event_at).await;
                 }
                 None => {
                     self.store.set_outcomes(Arc::clone(&self.outcomes.borrow_and_update()));
@@ -307,7 +307,7 @@ impl EventLoop {
             self.store.validate_external_principals();
             self.publish_state();
             if let Some(mut update) = self.store.flush() {
-                update.first_event_at = Some(noticed.into_std());
+                update.first_event_at = Some(first_event_at.into_std());
                 if updates.send(update).await.is_err() {
                     return;
                 }
@@ -320,10 +320,10 @@ impl EventLoop {
     }
 
     /// Receives events until none arrive for a while.
-    async fn receive_pending(&mut self, noticed: Instant) {
-        let deadline = noticed + self.options.quiet_max;
+    async fn receive_pending(&mut self, first_event_at: Instant) {
+        let deadline = first_event_at + self.options.max_delay;
         loop {
-            let timeout = deadline.min(Instant::now() + self.options.quiet);
+            let timeout = deadline.min(Instant::now() + self.options.quiet_period);
             match timeout_at(timeout, self.events.recv()).await {
                 Ok(Some((index, event))) => self.apply_event(index, event),
                 Ok(None) | Err(_) => return,

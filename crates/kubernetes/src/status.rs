@@ -21,7 +21,7 @@ use tokio::time::{Instant, interval};
 
 pub use self::desired_status::DesiredStatus;
 pub(crate) use self::desired_status::{
-    CONTROLLER, StatusCondition, StatusContent, StatusForm, StatusTarget, is_ours,
+    CONTROLLER, StatusCondition, StatusContent, StatusForm, StatusTarget, is_own_entry,
 };
 pub(crate) use self::lease::annotated_connections;
 pub use self::lease::hold_lease;
@@ -49,7 +49,7 @@ pub async fn reconcile_statuses(
     leading: watch::Receiver<bool>,
     unwritten: watch::Sender<Arc<Vec<Warning>>>,
 ) {
-    let writer = StatusWriter { client, name, written: HashMap::new(), unwritten };
+    let writer = StatusWriter { client, name, written_statuses: HashMap::new(), unwritten };
     Box::pin(writer.run(desired_statuses, leading)).await;
 }
 
@@ -58,7 +58,7 @@ struct StatusWriter {
     client: Client,
     /// The unique name of this control plane.
     name: String,
-    written: HashMap<StatusTarget, WrittenStatus>,
+    written_statuses: HashMap<StatusTarget, WrittenStatus>,
     /// The statuses that cannot be written, for `leno status`.
     unwritten: watch::Sender<Arc<Vec<Warning>>>,
 }
@@ -67,12 +67,12 @@ struct StatusWriter {
 struct WrittenStatus {
     desired: DesiredStatus,
     /// The time of the last attempt.
-    at: Instant,
-    /// True if the API server accepted it.
+    attempt_time: Instant,
+    /// True if the API server accepted the status.
     is_accepted: bool,
-    /// Set from the first rejected attempt until one succeeds.
+    /// The failure since the first rejected attempt; `None` after a success.
     failure: Option<WriteFailure>,
-    /// Its events, by reason.
+    /// The events of the object, by reason.
     events: HashMap<&'static str, event::WarningEvent>,
 }
 
@@ -81,7 +81,7 @@ struct WrittenStatus {
 struct WriteFailure {
     problem: String,
     /// The delay before the next attempt.
-    pause: Duration,
+    retry_delay: Duration,
 }
 
 impl WrittenStatus {
@@ -89,8 +89,9 @@ impl WrittenStatus {
     fn is_current(&self, desired: &DesiredStatus, now: Instant) -> bool {
         let is_same =
             self.desired == *desired || self.is_accepted && self.desired.is_repeated_by(desired);
-        let pause = self.failure.as_ref().map_or(REWRITE_INTERVAL, |failure| failure.pause);
-        is_same && now.duration_since(self.at) < pause
+        let retry_delay =
+            self.failure.as_ref().map_or(REWRITE_INTERVAL, |failure| failure.retry_delay);
+        is_same && now.duration_since(self.attempt_time) < retry_delay
     }
 
     fn failure_warning(&self) -> Option<Warning> {
@@ -120,11 +121,11 @@ impl StatusWriter {
                 Ok(()) = leading.changed() => {}
                 _ = ticks.tick() => {}
             }
-            let batch = Arc::clone(&desired_statuses.borrow_and_update());
-            let due: HashMap<&StatusTarget, &DesiredStatus> =
-                batch.iter().map(|desired| (&desired.target, desired)).collect();
-            self.written.retain(|target, _| due.contains_key(target));
-            for desired in batch.iter() {
+            let current_statuses = Arc::clone(&desired_statuses.borrow_and_update());
+            let desired_by_target: HashMap<&StatusTarget, &DesiredStatus> =
+                current_statuses.iter().map(|desired| (&desired.target, desired)).collect();
+            self.written_statuses.retain(|target, _| desired_by_target.contains_key(target));
+            for desired in current_statuses.iter() {
                 if !*leading.borrow() {
                     break;
                 }
@@ -136,14 +137,17 @@ impl StatusWriter {
 
     /// Publishes the statuses that cannot be written. Only the leader reports them.
     fn publish_failures(&self, is_leader: bool) {
-        let failed =
-            self.written.values().filter(|_| is_leader).filter_map(WrittenStatus::failure_warning);
-        let mut failed: Vec<Warning> = failed.collect();
-        failed.sort_by_cached_key(ToString::to_string);
+        let failure_warnings = self
+            .written_statuses
+            .values()
+            .filter(|_| is_leader)
+            .filter_map(WrittenStatus::failure_warning);
+        let mut failure_warnings: Vec<Warning> = failure_warnings.collect();
+        failure_warnings.sort_by_cached_key(ToString::to_string);
         self.unwritten.send_if_modified(|published| {
-            let is_changed = **published != failed;
+            let is_changed = **published != failure_warnings;
             if is_changed {
-                *published = Arc::new(failed);
+                *published = Arc::new(failure_warnings);
             }
             is_changed
         });
@@ -151,13 +155,14 @@ impl StatusWriter {
 
     async fn write_desired(&mut self, desired: &DesiredStatus) {
         let now = Instant::now();
-        let previous = self.written.get(&desired.target);
-        if previous.is_some_and(|written| written.is_current(desired, now)) {
+        let previous = self.written_statuses.get(&desired.target);
+        if previous.is_some_and(|written_status| written_status.is_current(desired, now)) {
             return;
         }
-        let previous = self.written.remove(&desired.target);
-        let (failure, events) =
-            previous.map(|written| (written.failure, written.events)).unwrap_or_default();
+        let previous = self.written_statuses.remove(&desired.target);
+        let (failure, events) = previous
+            .map(|written_status| (written_status.failure, written_status.events))
+            .unwrap_or_default();
         let timestamp = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
         let outcome = match desired.changed_status(&timestamp) {
             Some(status) => self.write(desired, status).await,
@@ -166,9 +171,14 @@ impl StatusWriter {
         let is_accepted = outcome.is_ok();
         let failure = next_failure(&desired.target, outcome, failure);
         let events = self.write_events(desired, failure.as_ref(), events).await;
-        let written =
-            WrittenStatus { desired: desired.clone(), at: now, is_accepted, failure, events };
-        self.written.insert(desired.target.clone(), written);
+        let written_status = WrittenStatus {
+            desired: desired.clone(),
+            attempt_time: now,
+            is_accepted,
+            failure,
+            events,
+        };
+        self.written_statuses.insert(desired.target.clone(), written_status);
     }
 
     /// Writes a status. Lists in a status have several writers but are replaced as a whole, so the write is
@@ -193,7 +203,7 @@ impl StatusWriter {
         &self,
         desired: &DesiredStatus,
         failure: Option<&WriteFailure>,
-        mut previous: HashMap<&'static str, event::WarningEvent>,
+        mut previous_events: HashMap<&'static str, event::WarningEvent>,
     ) -> HashMap<&'static str, event::WarningEvent> {
         let DesiredStatus { target, resource, .. } = desired;
         let object = ObjectReference {
@@ -209,13 +219,14 @@ impl StatusWriter {
         let write_failure = (UNWRITTEN_REASON, failure.map(|failure| failure.problem.as_str()));
         for (reason, note) in desired.event_notes().into_iter().chain([write_failure]) {
             let Some(note) = note else { continue };
-            if let Some(mut existing) = previous.remove(reason).filter(|event| event.has_note(note))
-                && existing.renew_count(&self.client, now).await
+            if let Some(mut event) =
+                previous_events.remove(reason).filter(|event| event.has_note(note))
+                && event.renew_count(&self.client, now).await
             {
-                events.insert(reason, existing);
+                events.insert(reason, event);
                 continue;
             }
-            let written = event::WarningEvent::write(
+            let new_event = event::WarningEvent::write(
                 &self.client,
                 self.name.as_str(),
                 &object,
@@ -224,14 +235,14 @@ impl StatusWriter {
                 now,
             )
             .await;
-            events.extend(written.map(|written| (reason, written)));
+            events.extend(new_event.map(|new_event| (reason, new_event)));
         }
         events
     }
 }
 
-/// Returns the state after an attempt. Logs a warning for the first of several failures and a message when they
-/// end.
+/// Returns the failure after an attempt, or `None` after a success. Logs a warning for the first of several
+/// failures and a message when they end.
 fn next_failure(
     target: &StatusTarget,
     outcome: Result<(), ApiError>,
@@ -253,17 +264,21 @@ fn next_failure(
     }
     if let Some(previous) = previous {
         tracing::debug!(%target, %error, "cannot write a status yet");
-        return Some(WriteFailure { pause: (previous.pause * 2).min(MAX_RETRY_PAUSE), ..previous });
+        return Some(WriteFailure {
+            retry_delay: (previous.retry_delay * 2).min(MAX_RETRY_DELAY),
+            ..previous
+        });
     }
     tracing::warn!(%target, %error, "cannot write a status; the write is retried, and this is \
                                      reported once");
     let error = event::shorten_middle(&error.to_string(), MAX_PROBLEM_BYTES);
     let problem = format!("the API server rejects the status: {error}");
-    Some(WriteFailure { problem, pause: MIN_RETRY_PAUSE })
+    Some(WriteFailure { problem, retry_delay: MIN_RETRY_DELAY })
 }
 
 /// The reason of the event for a status that cannot be written.
 const UNWRITTEN_REASON: &str = "StatusUpdateFailed";
+/// The hint of the warning about a status that cannot be written.
 const UNWRITTEN_HINT: &str = "compare the CustomResourceDefinition and the permissions of \
                                 leno-control with the output of `leno install`; the write is \
                                 retried";
@@ -273,10 +288,10 @@ const MAX_PROBLEM_BYTES: usize = 700;
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// The time after which the same status is written again if the object does not have it.
 const REWRITE_INTERVAL: Duration = Duration::from_secs(60);
-/// The initial delay after a rejected write, which doubles up to `MAX_RETRY_PAUSE`.
-const MIN_RETRY_PAUSE: Duration = Duration::from_secs(5);
-/// The maximum delay.
-const MAX_RETRY_PAUSE: Duration = Duration::from_secs(300);
+/// The initial delay after a rejected write, which doubles up to `MAX_RETRY_DELAY`.
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(5);
+/// The maximum delay after repeated rejections.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(300);
 
 #[cfg(test)]
 mod tests;

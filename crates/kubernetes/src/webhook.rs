@@ -48,7 +48,7 @@ const WEBHOOK_NAME: ObjectName = ObjectName::from_literal(WEBHOOK_SECRET);
 /// The options of the webhook's listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenOptions {
-    /// The address.
+    /// The address on which the webhook listens.
     pub address: SocketAddr,
     /// A file with client CA certificates: if set, clients must present a certificate that one of them has
     /// signed.
@@ -61,9 +61,9 @@ pub enum WebhookError {
     /// The address is in use, or not a local one.
     #[error("cannot listen on {address} for the API server")]
     Listen {
-        /// The address.
+        /// The address on which the webhook cannot listen.
         address: SocketAddr,
-        /// The error of the system.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
@@ -81,16 +81,16 @@ pub enum WebhookError {
 /// Connections wait until there is a certificate, which is requested from the API server until it succeeds.
 ///
 /// # Errors
-/// When it cannot listen, or the file cannot be used.
+/// When it cannot listen, or the file with client CA certificates cannot be used.
 pub async fn serve_webhook(
     client: Client,
     listen: ListenOptions,
     settings: watch::Receiver<InjectionSettings>,
     stop: watch::Receiver<bool>,
 ) -> Result<(), WebhookError> {
-    let clients = listen.client_ca.map(ClientAuthorities::open).transpose()?;
+    let client_authorities = listen.client_ca.map(ClientAuthorities::open).transpose()?;
     let listener = bind_listener(listen.address)?;
-    serve_with(client, listener, clients, settings, stop, SHUTDOWN_DELAY).await
+    serve_with(client, listener, client_authorities, settings, stop, SHUTDOWN_DELAY).await
 }
 
 fn bind_listener(address: SocketAddr) -> Result<TcpListener, WebhookError> {
@@ -101,16 +101,17 @@ fn bind_listener(address: SocketAddr) -> Result<TcpListener, WebhookError> {
 async fn serve_with(
     client: Client,
     listener: TcpListener,
-    clients: Option<ClientAuthorities>,
+    client_authorities: Option<ClientAuthorities>,
     settings: watch::Receiver<InjectionSettings>,
     stop: watch::Receiver<bool>,
     shutdown_delay: Duration,
 ) -> Result<(), WebhookError> {
     let namespace = settings.borrow().system_namespace.clone();
-    let (keys, mut configs) = watch::channel::<Option<Arc<ServerConfig>>>(None);
-    let renewal = keys::renew_certificates(client.clone(), namespace, keys, clients);
+    let (config_sender, mut configs) = watch::channel::<Option<Arc<ServerConfig>>>(None);
+    let renewal =
+        keys::renew_certificates(client.clone(), namespace, config_sender, client_authorities);
     let (end_sender, ended) = watch::channel(false);
-    let (shutdown, end) = (StopSignal::new(stop), StopSignal::new(ended));
+    let (shutdown, end_signal) = (StopSignal::new(stop), StopSignal::new(ended));
     let mut shutdown_request = shutdown.clone();
     let delayed_end = async {
         shutdown_request.wait_requested().await;
@@ -118,7 +119,7 @@ async fn serve_with(
         end_sender.send_replace(true);
         std::future::pending::<()>().await;
     };
-    let mut end_request = end.clone();
+    let mut end_request = end_signal.clone();
     let server = async {
         let has_keys = async { configs.wait_for(Option::is_some).await.is_ok() };
         tokio::select! {
@@ -127,11 +128,11 @@ async fn serve_with(
             },
             () = end_request.wait_requested() => return Ok(()),
         }
-        listen::serve_all(listener, client, configs, settings, shutdown, end.clone()).await;
+        listen::serve_all(listener, client, configs, settings, shutdown, end_signal.clone()).await;
         Ok(())
     };
     tokio::select! {
-        outcome = end.clone().run_bounded(REVIEWS_TIMEOUT, server) => outcome.unwrap_or(Ok(())),
+        outcome = end_signal.clone().run_bounded(REVIEWS_TIMEOUT, server) => outcome.unwrap_or(Ok(())),
         infallible = renewal => match infallible {},
         () = delayed_end => Ok(()),
     }
@@ -154,6 +155,6 @@ pub fn admission_response(
 
 /// The time after which API servers send no requests to a control plane that shuts down.
 const SHUTDOWN_DELAY: Duration = Duration::from_secs(3);
-/// The time for the reviews in progress after it: more than the timeouts for the body and the namespace of a
-/// review.
+/// The maximum time to complete the reviews in progress after the shutdown delay: more than the timeouts for
+/// the body and the namespace of a review.
 const REVIEWS_TIMEOUT: Duration = Duration::from_secs(10);

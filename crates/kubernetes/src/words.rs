@@ -111,13 +111,14 @@ pub(crate) fn is_disabled(value: &str) -> bool {
 
 /// Returns true for annotations that exclude traffic from redirection, by their name without the prefix.
 pub(crate) fn is_exclusion(name: &str) -> bool {
-    is_read(name) && (name.ends_with("-exclusion-list") || name.ends_with("-inclusion-list"))
+    is_supported_annotation(name)
+        && (name.ends_with("-exclusion-list") || name.ends_with("-inclusion-list"))
 }
 
 /// Returns true if a label or annotation with one of the [`PREFIXES`] is supported, by its name without the
 /// prefix.
 #[must_use]
-pub fn is_read(name: &str) -> bool {
+pub fn is_supported_annotation(name: &str) -> bool {
     SHARED_ANNOTATIONS.contains(&name) || name.starts_with(RESOURCES)
 }
 

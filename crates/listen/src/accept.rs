@@ -1,4 +1,5 @@
-//! The listener of every server: it pauses while the system has no room, and loses no connection at its end.
+//! The listener of every server: pauses while the system lacks resources, and closes without losing
+//! connections.
 
 use std::future::Future;
 use std::io;
@@ -32,16 +33,16 @@ pub const BACKLOG: u32 = 1024;
 
 /// A socket that accepts connections.
 pub trait Accept {
-    /// A connection.
+    /// The type of connections.
     type Stream;
 
-    /// The address of its peer.
+    /// The type of peer addresses.
     type Peer: Into<ConnectionSource>;
 
     /// Accepts the next connection. Cancel-safe.
     fn accept_one(&self) -> impl Future<Output = io::Result<(Self::Stream, Self::Peer)>> + Send;
 
-    /// Prevents new handshakes; those in progress complete, and their connections join the queue.
+    /// Prevents new TCP handshakes; handshakes in progress complete, and their connections join the queue.
     ///
     /// # Errors
     /// If the system does not support it: connections then arrive until the socket is closed.
@@ -92,7 +93,7 @@ impl From<SocketAddr> for ConnectionSource {
     }
 }
 
-/// A listener with a method [`Listener::accept`] that does not fail.
+/// A listener whose methods do not fail.
 ///
 /// Errors of a single connection, such as one that its client has closed, are skipped. When the system has no
 /// file descriptor or no memory for a connection, the next attempt comes after a pause: the connection stays
@@ -100,10 +101,10 @@ impl From<SocketAddr> for ConnectionSource {
 #[derive(Debug)]
 pub struct Listener<L> {
     listener: L,
-    /// The server, for the log.
+    /// The name of the server in log messages.
     server: &'static str,
     pauses: Pauses,
-    /// The end of the time for handshakes in progress, once the listener is closed.
+    /// The end of the time for handshakes in progress, if the listener is closed.
     closes_at: Option<Instant>,
 }
 
@@ -155,16 +156,16 @@ impl<L: Accept> Listener<L> {
     ) -> Option<(L::Stream, L::Peer)> {
         let mut stopped = pin!(stopped);
         loop {
-            let next = tokio::select! {
+            let event = tokio::select! {
                 // The stop is polled first: there may always be a connection.
                 biased;
                 () = stopped.as_mut(), if self.closes_at.is_none() => {
                     self.close();
                     continue;
                 }
-                next = self.next() => next,
+                event = self.next() => event,
             };
-            match next {
+            match event {
                 AcceptEvent::Accepted(stream, peer) => return Some((stream, peer)),
                 AcceptEvent::Paused => {}
                 AcceptEvent::Closed => return None,
@@ -216,7 +217,7 @@ impl<S, P> From<Option<(S, P)>> for AcceptEvent<S, P> {
 struct Pauses {
     until: Option<Instant>,
     /// The length of the last pause; zero after an accepted connection.
-    last: Duration,
+    last_pause: Duration,
     /// The number of consecutive failures of single connections.
     consecutive_skips: u32,
     /// The earliest time at which the next pause is logged.
@@ -226,18 +227,18 @@ struct Pauses {
 
 impl Pauses {
     fn record_success(&mut self) {
-        (self.last, self.consecutive_skips) = (Duration::ZERO, 0);
+        (self.last_pause, self.consecutive_skips) = (Duration::ZERO, 0);
     }
 
-    /// Starts a pause, unless the failure is that of a single connection. Returns true if the pause is to be
+    /// Starts a pause, unless the failure is that of a single connection. Returns true if the pause should be
     /// logged.
     fn record_failure(&mut self, error: &io::Error, now: Instant) -> bool {
         if is_connection_error(error) && self.consecutive_skips < MAX_CONSECUTIVE_SKIPS {
             self.consecutive_skips += 1;
             return false;
         }
-        self.last = (self.last * 2).clamp(MIN_PAUSE, MAX_PAUSE);
-        self.until = Some(now + self.last);
+        self.last_pause = (self.last_pause * 2).clamp(FIRST_PAUSE, MAX_PAUSE);
+        self.until = Some(now + self.last_pause);
         self.count += 1;
         if self.next_log.is_some_and(|earliest| now < earliest) {
             return false;
@@ -291,9 +292,9 @@ const RETURN: u16 = 0x06;
 const TCP_FLAGS_OFFSET: u32 = 13;
 /// The SYN flag.
 const TCP_SYN: u32 = 0x02;
-/// The first pause: descriptors become free whenever a connection ends.
-const MIN_PAUSE: Duration = Duration::from_millis(5);
-/// The longest pause: eight attempts a second take no noticeable CPU time.
+/// The length of the first pause: descriptors become free whenever a connection closes.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+/// The maximum pause: eight attempts a second take no noticeable CPU time.
 const MAX_PAUSE: Duration = Duration::from_millis(125);
 /// Maximum consecutive failures of single connections; further ones count as a failure of the listener.
 const MAX_CONSECUTIVE_SKIPS: u32 = 64;
@@ -307,7 +308,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns these errors one after another, and then connections.
+    /// A socket that returns these errors one after another, and then connections.
     struct Script(RefCell<VecDeque<Errno>>);
 
     struct LocalPeer;
@@ -373,7 +374,7 @@ mod tests {
         assert_eq!((start.elapsed(), listener.pause_count()), (Duration::ZERO, 1));
         assert!(matches!(listener.next().await, AcceptEvent::Paused));
         assert!(matches!(listener.next().await, AcceptEvent::Accepted((), LocalPeer)));
-        assert!(start.elapsed() >= MIN_PAUSE * 3 && listener.pause_count() == 2);
+        assert!(start.elapsed() >= FIRST_PAUSE * 3 && listener.pause_count() == 2);
     }
 
     #[tokio::test(start_paused = true)]

@@ -21,17 +21,17 @@ pub struct ConnectionAdmission(Mutex<AdmissionState>);
 struct AdmissionState {
     table: HalfOpenTable,
     wakers: BTreeMap<HalfOpenId, Waker>,
-    evicted: u64,
+    evicted_count: u64,
 }
 
 impl ConnectionAdmission {
-    /// Creates an admission without connections.
+    /// Creates an admission without connections, with these limits.
     #[must_use]
-    pub fn new(bounds: HalfOpenLimits) -> Arc<Self> {
+    pub fn new(limits: HalfOpenLimits) -> Arc<Self> {
         let state = AdmissionState {
-            table: HalfOpenTable::new(bounds),
+            table: HalfOpenTable::new(limits),
             wakers: BTreeMap::new(),
-            evicted: 0,
+            evicted_count: 0,
         };
         Arc::new(Self(Mutex::new(state)))
     }
@@ -39,8 +39,8 @@ impl ConnectionAdmission {
     /// Admits a connection of this source. It is always admitted; another connection may be evicted for it.
     pub fn admit(self: &Arc<Self>, source: impl Into<ConnectionSource>) -> HalfOpen {
         let mut state = self.lock();
-        let (id, evicted) = state.table.admit(source.into());
-        state.evict_connection(evicted);
+        let (id, evicted_id) = state.table.admit(source.into());
+        state.evict_connection(evicted_id);
         drop(state);
         HalfOpen { admission: Arc::clone(self), id }
     }
@@ -48,12 +48,12 @@ impl ConnectionAdmission {
     /// Returns the number of connections evicted since the start.
     #[must_use]
     pub fn evicted_count(&self) -> u64 {
-        self.lock().evicted
+        self.lock().evicted_count
     }
 
     /// Returns the number of half-open connections.
     #[must_use]
-    pub fn half_open(&self) -> usize {
+    pub fn half_open_count(&self) -> usize {
         self.lock().table.len()
     }
 
@@ -64,9 +64,9 @@ impl ConnectionAdmission {
 }
 
 impl AdmissionState {
-    fn evict_connection(&mut self, evicted: Option<HalfOpenId>) {
-        if let Some(id) = evicted {
-            self.evicted += 1;
+    fn evict_connection(&mut self, evicted_id: Option<HalfOpenId>) {
+        if let Some(id) = evicted_id {
+            self.evicted_count += 1;
             self.wake_connection(id);
         }
     }
@@ -85,7 +85,7 @@ impl AdmissionState {
     }
 
     fn is_evicted(&self, id: HalfOpenId) -> bool {
-        self.table.state_of(id) == Some(HalfOpenState::Evicted)
+        self.table.connection_state(id) == Some(HalfOpenState::Evicted)
     }
 }
 
@@ -97,8 +97,9 @@ pub struct HalfOpen {
 }
 
 impl HalfOpen {
-    /// Awaits the peer. The connection may be evicted from the first time that `peer` is not ready; the one
-    /// that has waited longest since then is evicted first, regardless of the bytes that it sends in between.
+    /// Waits for the peer: polls `peer` until it completes. The connection may be evicted from the first time
+    /// that `peer` is not ready; the one that has waited longest since then is evicted first, regardless of the
+    /// bytes that it sends in between.
     ///
     /// # Errors
     /// [`Evicted`] if the connection has to make room for others.
@@ -114,30 +115,31 @@ impl HalfOpen {
     }
 
     /// Performs the work of a handshake in turns. A turn lasts while `work` computes, and ends when it waits
-    /// for the peer, which is awaited as by [`HalfOpen::await_peer`].
+    /// for the peer. Until the peer sends more, the connection may be evicted, like in
+    /// [`HalfOpen::await_peer`].
     ///
     /// # Errors
     /// [`Evicted`] if the connection has to make room for others.
-    pub async fn in_turns<F: Future>(&self, work: F) -> Result<F::Output, Evicted> {
+    pub async fn run_in_turns<F: Future>(&self, work: F) -> Result<F::Output, Evicted> {
         let mut work = pin!(work);
         loop {
             self.change_phase(PeerPhase::Continues)?;
             poll_fn(|cx| self.poll_turn(cx)).await?;
             // Between batches of turns, other work of this thread runs first.
             yield_now().await;
-            let polled = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
+            let poll_result = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
             self.change_phase(PeerPhase::Continues)?;
-            if let Poll::Ready(output) = polled {
+            if let Poll::Ready(output) = poll_result {
                 self.change_phase(PeerPhase::Ended)?;
                 return Ok(output);
             }
             // No await may stand between the poll above and this one: a wake-up would be lost.
             let mut is_woken = false;
-            let woken = poll_fn(|cx| match std::mem::replace(&mut is_woken, true) {
+            let wake_up = poll_fn(|cx| match std::mem::replace(&mut is_woken, true) {
                 true => Poll::Ready(Ok(())),
                 false => self.poll_waiting(cx),
             });
-            woken.await?;
+            wake_up.await?;
         }
     }
 
@@ -156,7 +158,7 @@ impl HalfOpen {
         output.await
     }
 
-    /// Marks the arrival of a request; the peer is awaited again when the result is dropped.
+    /// Marks the arrival of a request. When the result is dropped, the connection waits for its peer again.
     pub fn start_response(&self) -> RequestInProgress<'_> {
         self.mark_busy();
         RequestInProgress(self)
@@ -169,7 +171,7 @@ impl HalfOpen {
 
     fn poll_evicted(&self, cx: &Context<'_>) -> Poll<()> {
         let mut state = self.admission.lock();
-        match state.table.state_of(self.id) {
+        match state.table.connection_state(self.id) {
             Some(HalfOpenState::Evicted) => return Poll::Ready(()),
             Some(_) => state.store_waker(self.id, cx),
             None => {}
@@ -180,8 +182,8 @@ impl HalfOpen {
     /// Marks the connection as waiting for its peer: it may be evicted.
     pub fn mark_waiting(&self) {
         let mut state = self.admission.lock();
-        let evicted = state.table.start_waiting(self.id);
-        state.evict_connection(evicted);
+        let evicted_id = state.table.start_waiting(self.id);
+        state.evict_connection(evicted_id);
     }
 
     /// Marks the connection as busy after its peer has sent its part: it is not evicted until the next
@@ -206,9 +208,9 @@ impl HalfOpen {
     /// [`Evicted`] if the connection has to make room for others.
     pub fn poll_waiting<T>(&self, cx: &Context<'_>) -> Poll<Result<T, Evicted>> {
         let mut state = self.admission.lock();
-        let evicted = state.table.start_waiting(self.id);
-        state.evict_connection(evicted);
-        match state.table.state_of(self.id) {
+        let evicted_id = state.table.start_waiting(self.id);
+        state.evict_connection(evicted_id);
+        match state.table.connection_state(self.id) {
             Some(HalfOpenState::Evicted) => return Poll::Ready(Err(Evicted)),
             Some(_) => state.store_waker(self.id, cx),
             None => {}
@@ -227,7 +229,7 @@ impl HalfOpen {
     fn poll_turn(&self, cx: &Context<'_>) -> Poll<Result<(), Evicted>> {
         let mut state = self.admission.lock();
         state.table.join_queue(self.id);
-        match state.table.state_of(self.id) {
+        match state.table.connection_state(self.id) {
             Some(HalfOpenState::Evicted) => Poll::Ready(Err(Evicted)),
             Some(HalfOpenState::Queued) => {
                 state.store_waker(self.id, cx);
@@ -261,8 +263,8 @@ impl Drop for HalfOpen {
 pub struct RequestInProgress<'a>(&'a HalfOpen);
 
 impl RequestInProgress<'_> {
-    /// Keeps the connection from eviction for its whole lifetime: the response is endless.
-    pub fn go_on(self) {
+    /// Protects the connection from eviction until it is closed: its response is endless.
+    pub fn keep_until_closed(self) {
         std::mem::forget(self);
     }
 }
@@ -273,7 +275,7 @@ impl Drop for RequestInProgress<'_> {
     }
 }
 
-/// The connection had to make room for others: its peer was silent for longest.
+/// The error of a connection that had to make room for others: it had waited longest for its peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Evicted;
 

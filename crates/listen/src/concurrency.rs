@@ -9,8 +9,8 @@ use crate::source::ConnectionSource;
 /// connection with a request in progress is not evicted.
 #[derive(Debug)]
 pub struct ConcurrencyLimit {
-    total_max: usize,
-    per_source_max: usize,
+    max_total: usize,
+    max_per_source: usize,
     in_progress: Mutex<InProgress>,
 }
 
@@ -22,10 +22,10 @@ struct InProgress {
 }
 
 impl ConcurrencyLimit {
-    /// Creates a limit of `total_max` requests at once, and `per_source_max` of one source.
+    /// Creates a limit of `max_total` requests at once, and `max_per_source` of one source.
     #[must_use]
-    pub fn new(total_max: usize, per_source_max: usize) -> Self {
-        Self { total_max, per_source_max, in_progress: Mutex::default() }
+    pub fn new(max_total: usize, max_per_source: usize) -> Self {
+        Self { max_total, max_per_source, in_progress: Mutex::default() }
     }
 
     /// Permits a request of this source until the permit is dropped; `None` at the
@@ -33,7 +33,7 @@ impl ConcurrencyLimit {
     pub fn acquire(&self, source: ConnectionSource) -> Option<ConcurrencyPermit<'_>> {
         let mut in_progress = self.lock();
         let source_count = in_progress.by_source.get(&source).copied().unwrap_or_default();
-        if in_progress.total >= self.total_max || source_count >= self.per_source_max {
+        if in_progress.total >= self.max_total || source_count >= self.max_per_source {
             return None;
         }
         in_progress.total += 1;
@@ -47,7 +47,7 @@ impl ConcurrencyLimit {
     }
 }
 
-/// A request in progress.
+/// The permit for a request in progress; dropping it ends the request.
 #[derive(Debug)]
 pub struct ConcurrencyPermit<'a> {
     limit: &'a ConcurrencyLimit,
@@ -80,15 +80,15 @@ mod tests {
     #[test]
     fn requests_are_limited_per_source_and_in_total() {
         let limit = ConcurrencyLimit::new(5, 2);
-        let first: Vec<_> = (0..4).filter_map(|_| limit.acquire(source(1))).collect();
-        assert_eq!(first.len(), 2);
-        let others: Vec<_> = (2..8).filter_map(|last| limit.acquire(source(last))).collect();
-        assert_eq!(others.len(), 3);
-        drop(first);
-        let again: Vec<_> = (0..4).filter_map(|_| limit.acquire(source(1))).collect();
-        assert_eq!(again.len(), 2);
-        drop((others, again));
-        let remaining = limit.lock();
-        assert!(remaining.total == 0 && remaining.by_source.is_empty(), "{remaining:?}");
+        let first_permits: Vec<_> = (0..4).filter_map(|_| limit.acquire(source(1))).collect();
+        assert_eq!(first_permits.len(), 2);
+        let other_permits: Vec<_> = (2..8).filter_map(|last| limit.acquire(source(last))).collect();
+        assert_eq!(other_permits.len(), 3);
+        drop(first_permits);
+        let second_permits: Vec<_> = (0..4).filter_map(|_| limit.acquire(source(1))).collect();
+        assert_eq!(second_permits.len(), 2);
+        drop((other_permits, second_permits));
+        let in_progress = limit.lock();
+        assert!(in_progress.total == 0 && in_progress.by_source.is_empty(), "{in_progress:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Incoming TLS handshakes: the whole ClientHello first, then work in turns.
+//! Incoming TLS handshakes: the whole ClientHello is read first; then the cryptographic work is done in turns.
 
 use std::future::poll_fn;
 use std::io;
@@ -47,15 +47,15 @@ pub async fn complete_handshake(
     config: Arc<ServerConfig>,
 ) -> io::Result<TlsStream<TcpStream>> {
     let (mut hello, mut accept) = (Some(hello), None::<Accept<TcpStream>>);
-    let work = poll_fn(|cx| {
-        // The first flight is computed here, so this is part of the turn.
+    let handshake_work = poll_fn(|cx| {
+        // The server's first flight is computed here, so this is part of the turn.
         if let Some(hello) = hello.take() {
             accept = Some(hello.into_stream(Arc::clone(&config)));
         }
         let accept = accept.as_mut().expect("it was made above, at the first poll");
         Pin::new(accept).poll(cx)
     });
-    match half_open.in_turns(work).await {
+    match half_open.run_in_turns(handshake_work).await {
         Ok(result) => result,
         Err(evicted) => {
             let tcp = hello.as_ref().map(|hello| &hello.io);

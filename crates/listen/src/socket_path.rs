@@ -24,8 +24,8 @@ impl SocketPath {
             return Ok(Self { path: path.to_owned(), _directory: None });
         }
         let directory = File::open(path.parent().unwrap_or(Path::new("/")))?;
-        let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string());
-        let path = short.join(path.file_name().unwrap_or(OsStr::new("")));
+        let descriptor_path = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string());
+        let path = descriptor_path.join(path.file_name().unwrap_or(OsStr::new("")));
         Ok(Self { path, _directory: Some(directory) })
     }
 

@@ -11,7 +11,7 @@ impl ConnectionSource {
     /// The source of connections over Unix sockets.
     pub const LOCAL: Self = Self(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
 
-    /// True for clients on this machine, as far as their address shows it: over Unix sockets and loopback.
+    /// True for clients on this machine: over Unix sockets and loopback addresses.
     #[must_use]
     pub const fn is_local(self) -> bool {
         match self.0 {
@@ -25,14 +25,16 @@ impl ConnectionSource {
 impl From<IpAddr> for ConnectionSource {
     fn from(address: IpAddr) -> Self {
         Self(match address.to_canonical() {
-            IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & NETWORK)),
+            IpAddr::V6(address) => {
+                IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & NETWORK_MASK))
+            }
             IpAddr::V4(address) => IpAddr::V4(address),
         })
     }
 }
 
-/// The first 64 bits of an IPv6 address.
-const NETWORK: u128 = (u64::MAX as u128) << 64;
+/// The mask of the first 64 bits of an IPv6 address.
+const NETWORK_MASK: u128 = (u64::MAX as u128) << 64;
 
 #[cfg(test)]
 mod tests {

@@ -20,7 +20,7 @@ impl StopSignal {
         Self(stopped)
     }
 
-    /// True after the stop was requested: responses then tell their clients to use another connection.
+    /// True after the stop was requested: responses then ask clients to close the connection.
     #[must_use]
     pub fn is_requested(&self) -> bool {
         *self.0.borrow() || self.0.has_changed().is_err()
@@ -28,7 +28,7 @@ impl StopSignal {
 
     /// Resolves when the stop is requested.
     pub async fn wait_requested(&mut self) {
-        // Without a sender the server has ended.
+        // If the sender was dropped, the server has stopped.
         drop(self.0.wait_for(|stopped| *stopped).await);
     }
 
@@ -39,7 +39,8 @@ impl StopSignal {
     }
 
     /// Serves a connection of requests like [`HalfOpen::serve_connection`]. When the time for a last request is
-    /// over, it is no longer evicted, and `end` makes it end after the response in progress.
+    /// over, the connection is no longer evicted, and `request_close` makes it close after the response in
+    /// progress.
     ///
     /// # Errors
     /// [`Evicted`] if the connection has to make room for others.
@@ -47,29 +48,30 @@ impl StopSignal {
         mut self,
         half_open: &HalfOpen,
         mut connection: Pin<&mut C>,
-        end: impl FnOnce(Pin<&mut C>),
+        request_close: impl FnOnce(Pin<&mut C>),
     ) -> Result<C::Output, Evicted> {
         tokio::select! {
             biased;
             output = half_open.serve_connection(connection.as_mut()) => return output,
             () = self.last_call() => {}
         }
-        end(connection.as_mut());
+        request_close(connection.as_mut());
         Ok(connection.await)
     }
 
-    /// Runs `serving` to its end, but no longer than `max` after the stop; `None` if that was too short.
+    /// Runs `work` until it completes, but no longer than `max_time` after the stop; `None` if it did not
+    /// complete.
     pub async fn run_bounded<T>(
         mut self,
-        max: Duration,
-        serving: impl Future<Output = T>,
+        max_time: Duration,
+        work: impl Future<Output = T>,
     ) -> Option<T> {
         let deadline = async {
             self.wait_requested().await;
-            sleep(max).await;
+            sleep(max_time).await;
         };
         tokio::select! {
-            output = serving => Some(output),
+            output = work => Some(output),
             () = deadline => None,
         }
     }
@@ -112,12 +114,12 @@ mod tests {
     async fn work_that_exceeds_the_limit_after_the_stop_is_cancelled() {
         let (sender, stop) = watch::channel(false);
         let (stop, start) = (StopSignal::new(stop), Instant::now());
-        let max = Duration::from_secs(5);
-        assert_eq!(stop.clone().run_bounded(max, sleep(max * 9)).await, Some(()));
-        assert_eq!(start.elapsed(), max * 9);
+        let max_time = Duration::from_secs(5);
+        assert_eq!(stop.clone().run_bounded(max_time, sleep(max_time * 9)).await, Some(()));
+        assert_eq!(start.elapsed(), max_time * 9);
         drop(sender);
         assert!(stop.is_requested());
-        assert_eq!(stop.run_bounded(max, pending::<()>()).await, None);
-        assert_eq!(start.elapsed(), max * 10);
+        assert_eq!(stop.run_bounded(max_time, pending::<()>()).await, None);
+        assert_eq!(start.elapsed(), max_time * 10);
     }
 }

@@ -1,4 +1,4 @@
-//! The table of half-open connections: their states, the shares of sources, evictions and turns; pure.
+//! The table of half-open connections: their states, the shares of sources, evictions and turns, without IO.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -24,18 +24,18 @@ impl HalfOpenLimits {
     /// most four times `waiting`, because each one that waits for a turn holds a ClientHello.
     #[must_use]
     pub fn new(waiting: usize, connections: usize) -> Self {
-        let max = (connections / 2).max(1);
-        let waiting = waiting.clamp(1, max);
-        let half_open = max.min(waiting.saturating_mul(QUEUE_FACTOR));
+        let max_half_open = (connections / 2).max(1);
+        let waiting = waiting.clamp(1, max_half_open);
+        let half_open = max_half_open.min(waiting.saturating_mul(QUEUE_FACTOR));
         Self { waiting, waiting_per_source: waiting.div_ceil(2), half_open, turns: MAX_TURNS }
     }
 }
 
-/// The number of one half-open connection. Lower ones are older.
+/// The number of a half-open connection; lower numbers are older.
 pub(crate) type HalfOpenId = u64;
 
 /// The half-open connections of a listener. No method waits; a returned `HalfOpenId` is that of a connection
-/// with a new state: its task has to be woken.
+/// whose state has changed: its task must be woken.
 #[derive(Debug)]
 pub(crate) struct HalfOpenTable {
     limits: HalfOpenLimits,
@@ -46,35 +46,39 @@ pub(crate) struct HalfOpenTable {
     by_waiting: BTreeSet<(usize, Reverse<u64>, ConnectionSource)>,
     /// Sources by the number of their half-open connections.
     by_count: BTreeSet<(usize, ConnectionSource)>,
-    /// Sources with connections that want a turn, in the order in which they get one.
+    /// Sources with connections that wait for a turn, in the order in which they get one.
     rotation: VecDeque<ConnectionSource>,
+    /// The number of half-open connections, without evicted ones.
     half_open: usize,
+    /// The number of connections that wait for their peer.
     waiting: usize,
-    turns: usize,
-    last_number: u64,
+    /// The number of connections with a turn.
+    running: usize,
+    /// The last number given to a connection or to the start of a wait.
+    last_sequence_number: u64,
 }
 
 #[derive(Debug)]
 struct HalfOpenEntry {
     source: ConnectionSource,
     state: HalfOpenState,
-    /// The number at which it started to wait for its peer in this phase. It stays until the phase ends, so
-    /// that a peer that sends single bytes does not become younger.
-    since: Option<u64>,
+    /// The sequence number at which the connection started to wait for its peer in this phase. It stays until
+    /// the phase ends, so that a peer that sends single bytes does not become younger.
+    waiting_since: Option<u64>,
 }
 
 /// The state of a half-open connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HalfOpenState {
-    /// This side is processing it, or is about to.
+    /// This process is working on the connection, or will do so next.
     Served,
-    /// The peer has to send something.
+    /// The connection waits for bytes of its peer.
     Waiting,
-    /// It waits for a turn.
+    /// The connection waits for a turn.
     Queued,
-    /// It has a turn.
+    /// The connection has a turn.
     Running,
-    /// It had to make room for others: its task ends it.
+    /// The connection had to make room for others: its task closes it.
     Evicted,
 }
 
@@ -83,8 +87,8 @@ pub(crate) enum HalfOpenState {
 struct SourceShare {
     count: usize,
     waiting: BTreeSet<(u64, HalfOpenId)>,
-    /// The newest and the oldest get turns alternately: a new connection does not wait behind all others, and
-    /// none waits forever.
+    /// The connections that wait for a turn. The newest and the oldest get turns alternately: a new connection
+    /// does not wait behind all others, and none waits forever.
     queued: VecDeque<HalfOpenId>,
     oldest_is_next: bool,
 }
@@ -100,38 +104,41 @@ impl HalfOpenTable {
             rotation: VecDeque::new(),
             half_open: 0,
             waiting: 0,
-            turns: 0,
-            last_number: 0,
+            running: 0,
+            last_sequence_number: 0,
         }
     }
 
     /// Adds a connection; returns its number, and the connection that makes room for it.
     pub(crate) fn admit(&mut self, source: ConnectionSource) -> (HalfOpenId, Option<HalfOpenId>) {
         let evicted = match self.len() >= self.limits.half_open {
-            true => self.evict_from_largest(),
+            true => self.evict_from_largest_source(),
             false => None,
         };
-        let id = self.next_number();
-        self.entries
-            .insert(id, HalfOpenEntry { source, state: HalfOpenState::Served, since: None });
+        let id = self.next_sequence_number();
+        self.entries.insert(
+            id,
+            HalfOpenEntry { source, state: HalfOpenState::Served, waiting_since: None },
+        );
         self.half_open += 1;
         self.update_share(source, |share| share.count += 1);
         (id, evicted)
     }
 
-    pub(crate) fn state_of(&self, id: HalfOpenId) -> Option<HalfOpenState> {
+    pub(crate) fn connection_state(&self, id: HalfOpenId) -> Option<HalfOpenState> {
         self.entries.get(&id).map(|entry| entry.state)
     }
 
     /// Marks a connection as waiting for its peer. Returns the one that makes room, possibly itself.
     pub(crate) fn start_waiting(&mut self, id: HalfOpenId) -> Option<HalfOpenId> {
-        let number = self.next_number();
+        let sequence_number = self.next_sequence_number();
         let entry =
             self.entries.get_mut(&id).filter(|entry| entry.state == HalfOpenState::Served)?;
-        let (source, since) = (entry.source, *entry.since.get_or_insert(number));
+        let (source, waiting_since) =
+            (entry.source, *entry.waiting_since.get_or_insert(sequence_number));
         entry.state = HalfOpenState::Waiting;
         self.waiting += 1;
-        self.update_share(source, |share| _ = share.waiting.insert((since, id)));
+        self.update_share(source, |share| _ = share.waiting.insert((waiting_since, id)));
         let source_waiting = self.shares.get(&source).map_or(0, |share| share.waiting.len());
         let source_over_limit = if source_waiting > self.limits.waiting_per_source {
             source
@@ -146,14 +153,14 @@ impl HalfOpenTable {
     /// Marks a connection as served: the peer has sent a part, or all, of the awaited bytes. Returns the one
     /// that gets its turn.
     pub(crate) fn record_phase(&mut self, id: HalfOpenId, phase: PeerPhase) -> Option<HalfOpenId> {
-        if self.state_of(id) == Some(HalfOpenState::Evicted) {
+        if self.connection_state(id) == Some(HalfOpenState::Evicted) {
             return None;
         }
         let next_turn = self.remove_from_list(id);
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.state = HalfOpenState::Served;
             if phase == PeerPhase::Ended {
-                entry.since = None;
+                entry.waiting_since = None;
             }
         }
         next_turn
@@ -161,14 +168,14 @@ impl HalfOpenTable {
 
     /// Requests a turn for a connection, which may get it at once.
     pub(crate) fn join_queue(&mut self, id: HalfOpenId) {
-        if self.state_of(id) != Some(HalfOpenState::Served) {
+        if self.connection_state(id) != Some(HalfOpenState::Served) {
             return;
         }
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let source = entry.source;
-        if self.turns < self.limits.turns {
+        if self.running < self.limits.turns {
             entry.state = HalfOpenState::Running;
-            self.turns += 1;
+            self.running += 1;
             return;
         }
         entry.state = HalfOpenState::Queued;
@@ -200,12 +207,12 @@ impl HalfOpenTable {
     /// Removes a connection from the list of its state. Returns the one that gets its turn.
     fn remove_from_list(&mut self, id: HalfOpenId) -> Option<HalfOpenId> {
         let entry = self.entries.get(&id)?;
-        let (source, since) = (entry.source, entry.since);
+        let (source, waiting_since) = (entry.source, entry.waiting_since);
         match entry.state {
             HalfOpenState::Served | HalfOpenState::Evicted => None,
             HalfOpenState::Waiting => {
                 self.waiting -= 1;
-                let key = (since.unwrap_or_default(), id);
+                let key = (waiting_since.unwrap_or_default(), id);
                 self.update_share(source, |share| _ = share.waiting.remove(&key));
                 None
             }
@@ -219,7 +226,7 @@ impl HalfOpenTable {
                 None
             }
             HalfOpenState::Running => {
-                self.turns -= 1;
+                self.running -= 1;
                 self.grant_turn()
             }
         }
@@ -238,13 +245,13 @@ impl HalfOpenTable {
             self.rotation.push_back(source);
         }
         self.entries.get_mut(&id)?.state = HalfOpenState::Running;
-        self.turns += 1;
+        self.running += 1;
         Some(id)
     }
 
     /// Evicts a connection of the source with the most half-open connections: the oldest that waits for its
     /// peer, or else the oldest that waits for a turn.
-    fn evict_from_largest(&mut self) -> Option<HalfOpenId> {
+    fn evict_from_largest_source(&mut self) -> Option<HalfOpenId> {
         let (_, source) = *self.by_count.last()?;
         let queued = self.shares.get(&source).and_then(|share| share.queued.front().copied());
         self.evict_oldest_waiting(source).or_else(|| self.evict(queued?))
@@ -269,7 +276,9 @@ impl HalfOpenTable {
     /// Changes a share, and updates the orders of sources.
     fn update_share(&mut self, source: ConnectionSource, change: impl FnOnce(&mut SourceShare)) {
         let share = self.shares.entry(source).or_default();
-        let oldest = |share: &SourceShare| share.waiting.first().map(|(since, _)| Reverse(*since));
+        let oldest = |share: &SourceShare| {
+            share.waiting.first().map(|(waiting_since, _)| Reverse(*waiting_since))
+        };
         if let Some(oldest) = oldest(share) {
             self.by_waiting.remove(&(share.waiting.len(), oldest, source));
         }
@@ -284,13 +293,13 @@ impl HalfOpenTable {
         }
     }
 
-    fn next_number(&mut self) -> u64 {
-        self.last_number += 1;
-        self.last_number
+    fn next_sequence_number(&mut self) -> u64 {
+        self.last_sequence_number += 1;
+        self.last_sequence_number
     }
 }
 
-/// The phase of a connection after its peer has sent something.
+/// The state of the awaited phase after the peer has sent bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PeerPhase {
     /// More bytes of the same phase are awaited.

@@ -34,32 +34,32 @@ impl Clock {
     }
 }
 
-/// A kernel timer. The runtime's own timers have millisecond ticks: requests would be sent in bursts, and later
-/// than many servers take to respond.
+/// A timer of the kernel. The runtime's own timers have millisecond ticks: with them, requests would be sent in
+/// bursts, and late by more than the response time of many servers.
 #[derive(Debug)]
-pub(crate) struct Alarm {
+pub(crate) struct Timer {
     /// A timerfd is readable like a pipe: empty until it fires, then the number of expirations.
-    timer: Option<Receiver>,
+    timerfd: Option<Receiver>,
 }
 
-impl Alarm {
+impl Timer {
     /// Creates an unarmed kernel timer. Must be called within a runtime.
-    pub(crate) fn of_the_kernel() -> io::Result<Self> {
+    pub(crate) fn from_kernel() -> io::Result<Self> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
-        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        Ok(Self { timer: Some(Receiver::from_owned_fd_unchecked(timer)?) })
+        let timerfd = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        Ok(Self { timerfd: Some(Receiver::from_owned_fd_unchecked(timerfd)?) })
     }
 
-    /// Creates an alarm that follows the runtime's clock, even if that is a mock.
+    /// Creates a timer that follows the runtime's clock, even if that is a mock.
     #[cfg(test)]
-    pub(crate) const fn of_the_runtime() -> Self {
-        Self { timer: None }
+    pub(crate) const fn from_runtime() -> Self {
+        Self { timerfd: None }
     }
 
-    /// Waits for the delay. A new wait replaces a cancelled one.
+    /// Waits for the delay. A new wait replaces one that was cancelled.
     pub(crate) async fn wait_for(&mut self, delay: Duration) {
-        if let Some(timer) = &mut self.timer
-            && start_timer(timer, delay).await.is_ok()
+        if let Some(timerfd) = &mut self.timerfd
+            && wait_for_timerfd(timerfd, delay).await.is_ok()
         {
             return;
         }
@@ -68,7 +68,7 @@ impl Alarm {
     }
 }
 
-async fn start_timer(timer: &mut Receiver, delay: Duration) -> io::Result<()> {
+async fn wait_for_timerfd(timerfd: &mut Receiver, delay: Duration) -> io::Result<()> {
     let once = Itimerspec {
         it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },
         it_value: Timespec {
@@ -77,10 +77,10 @@ async fn start_timer(timer: &mut Receiver, delay: Duration) -> io::Result<()> {
             tv_nsec: i64::from(delay.subsec_nanos()).max(1),
         },
     };
-    timerfd_settime(&*timer, TimerfdTimerFlags::empty(), &once)?;
+    timerfd_settime(&*timerfd, TimerfdTimerFlags::empty(), &once)?;
     // More than the 8 bytes that are read: a short read shows the runtime that the timer is empty, which saves
     // another read.
-    timer.read(&mut [0; 16]).await.map(|_| ())
+    timerfd.read(&mut [0; 16]).await.map(|_| ())
 }
 
 #[cfg(test)]
@@ -88,13 +88,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_alarm_never_fires_early_and_can_be_rearmed() {
+    fn a_timer_never_fires_early_and_can_be_rearmed() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
         runtime.block_on(async {
-            let mut alarm = Alarm::of_the_kernel().unwrap();
+            let mut timer = Timer::from_kernel().unwrap();
             for delay in [Duration::ZERO, Duration::from_micros(300), Duration::from_millis(2)] {
                 let clock = Clock::start();
-                alarm.wait_for(delay).await;
+                timer.wait_for(delay).await;
                 assert!(clock.now() >= delay);
             }
         });

@@ -20,7 +20,7 @@ impl Deadline {
 
     /// Moves the deadline; only ever later.
     pub(crate) fn set(&mut self, at: Instant) {
-        debug_assert!(at >= self.at, "each request has the same time");
+        debug_assert!(at >= self.at, "a deadline moves only to a later time");
         self.at = at;
     }
 

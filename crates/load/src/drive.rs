@@ -10,7 +10,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until};
 
-use crate::clock::Alarm;
+use crate::clock::Timer;
 use crate::environment::{Environment, SystemEnvironment, ThreadContext};
 use crate::error_kind::ErrorKind;
 use crate::plan::{ConnectionReuse, InvalidPlan, LoadModel, LoadPlan, LoadProtocol};
@@ -69,9 +69,9 @@ pub(crate) struct ThreadTask {
 
 impl ThreadTask {
     /// Runs the task to its end and returns the report of the thread.
-    pub(crate) async fn run_task<W: Environment>(
+    pub(crate) async fn run_task<E: Environment>(
         self,
-        environment: W,
+        environment: E,
     ) -> Result<LoadReport, DriveError> {
         let mut workers = Workers::new(&self.plan, self.share)?;
         let thread = Rc::new(ThreadShared::new(&self.plan, self.share, environment)?);
@@ -83,9 +83,9 @@ impl ThreadTask {
     }
 
     /// Runs the workers until the last one has ended.
-    async fn run_workers<W: Environment>(
+    async fn run_workers<E: Environment>(
         &self,
-        thread: &Rc<ThreadShared<W>>,
+        thread: &Rc<ThreadShared<E>>,
         workers: &mut Workers,
     ) {
         let mut running = JoinSet::new();
@@ -144,10 +144,10 @@ impl Workers {
         Ok(Self { connections, streams: plan.protocol.streams_per_connection(), requests })
     }
 
-    fn create_workers<W: Environment>(
+    fn create_workers<E: Environment>(
         &self,
-        thread: &Rc<ThreadShared<W>>,
-        mut start_worker: impl FnMut(LoadWorker<W>),
+        thread: &Rc<ThreadShared<E>>,
+        mut start_worker: impl FnMut(LoadWorker<E>),
     ) {
         let thread_context = &thread.thread_context;
         for _ in 0..self.connections {
@@ -174,12 +174,12 @@ impl Workers {
 }
 
 /// The shared state of a thread's workers.
-struct ThreadShared<W> {
-    thread_context: ThreadContext<W>,
+struct ThreadShared<E> {
+    thread_context: ThreadContext<E>,
     schedule: RefCell<Schedule>,
     target_sampler: RefCell<TargetSampler>,
     /// Idle workers queue here; the first of them waits for the next request.
-    alarm: Mutex<Alarm>,
+    timer: Mutex<Timer>,
     /// The pause of a worker after a failed connection attempt; absent in an open run, which the clock paces.
     pause: Option<Duration>,
     statistics: RefCell<RunStatistics>,
@@ -196,16 +196,16 @@ struct AssignedRequest {
     measured: bool,
 }
 
-impl<W: Environment> ThreadShared<W> {
-    fn new(plan: &LoadPlan, share: ThreadShare, environment: W) -> Result<Self, DriveError> {
-        let alarm = environment.create_alarm().map_err(DriveError::Timer)?;
+impl<E: Environment> ThreadShared<E> {
+    fn new(plan: &LoadPlan, share: ThreadShare, environment: E) -> Result<Self, DriveError> {
+        let timer = environment.create_timer().map_err(DriveError::Timer)?;
         let names = plan.targets.iter().map(|target| target.name.as_str());
         let weights = plan.targets.iter().map(|target| target.weight);
         let seed = plan.seed.wrapping_add(share.index as u64);
         Ok(Self {
             schedule: RefCell::new(Schedule::new(plan, share)),
             target_sampler: RefCell::new(TargetSampler::new(weights, seed)),
-            alarm: Mutex::new(alarm),
+            timer: Mutex::new(timer),
             pause: matches!(plan.load_model, LoadModel::Closed { .. }).then_some(CONNECT_PAUSE),
             statistics: RefCell::new(RunStatistics::new(names, plan.warm_up)),
             snapshots: RefCell::default(),
@@ -213,9 +213,9 @@ impl<W: Environment> ThreadShared<W> {
         })
     }
 
-    /// Returns the next request when it is due; `None` when the run is over. The current time is `now`.
-    async fn next(&self, now: Duration) -> Option<AssignedRequest> {
-        match self.next_due(now) {
+    /// Waits for the next request until it is due; `None` when the run is over. The current time is `now`.
+    async fn next_request(&self, now: Duration) -> Option<AssignedRequest> {
+        match self.assign_due_request(now) {
             Ok(assigned) => assigned,
             // No request is due: rejoin the queue.
             Err(_) => self.wait_for_due().await,
@@ -223,18 +223,18 @@ impl<W: Environment> ThreadShared<W> {
     }
 
     async fn wait_for_due(&self) -> Option<AssignedRequest> {
-        let mut alarm = self.alarm.lock().await;
+        let mut timer = self.timer.lock().await;
         loop {
             let now = self.thread_context.clock.now();
-            match self.next_due(now) {
+            match self.assign_due_request(now) {
                 Ok(assigned) => return assigned,
-                Err(until) => alarm.wait_for(until.saturating_sub(now)).await,
+                Err(until) => timer.wait_for(until.saturating_sub(now)).await,
             }
         }
     }
 
-    /// Returns the request that is due, `None` if the run is over, or the time of the next check.
-    fn next_due(&self, now: Duration) -> Result<Option<AssignedRequest>, Duration> {
+    /// Assigns the request that is due; `None` if the run is over. The error is the time of the next check.
+    fn assign_due_request(&self, now: Duration) -> Result<Option<AssignedRequest>, Duration> {
         let mut schedule = self.schedule.borrow_mut();
         match schedule.next_action(now) {
             NextAction::Over => Ok(None),
@@ -242,7 +242,7 @@ impl<W: Environment> ThreadShared<W> {
             NextAction::Due(due) => {
                 let measured = schedule.is_measured(due);
                 Ok(Some(AssignedRequest {
-                    target: self.target_sampler.borrow_mut().next(),
+                    target: self.target_sampler.borrow_mut().next_target(),
                     due,
                     now,
                     measured,
@@ -257,7 +257,7 @@ impl<W: Environment> ThreadShared<W> {
         let snapshot = CounterSnapshot::read_counters(
             now,
             &self.statistics.borrow(),
-            &self.thread_context.meter,
+            &self.thread_context.byte_counters,
         );
         self.snapshots.borrow_mut().push(snapshot);
     }
@@ -269,7 +269,7 @@ impl<W: Environment> ThreadShared<W> {
         let mut target_sampler = self.target_sampler.into_inner();
         let mut statistics = self.statistics.into_inner();
         while let Some(due) = schedule.next_unsent() {
-            statistics.record_unsent(target_sampler.next(), due);
+            statistics.record_unsent(target_sampler.next_target(), due);
         }
         progress.send_replace(statistics.counters_at(self.thread_context.clock.now()));
         let window = match self.snapshots.into_inner().as_slice() {
@@ -281,10 +281,10 @@ impl<W: Environment> ThreadShared<W> {
     }
 }
 
-/// Has one request in progress at a time.
-struct LoadWorker<W: Environment> {
-    thread: Rc<ThreadShared<W>>,
-    transport: LoadTransport<W::Stream>,
+/// A worker with at most one request in progress.
+struct LoadWorker<E: Environment> {
+    thread: Rc<ThreadShared<E>>,
+    transport: LoadTransport<E::Stream>,
 }
 
 /// The transport of requests.
@@ -293,17 +293,17 @@ enum LoadTransport<S> {
     Http2(http2::Http2Streams),
 }
 
-impl<W: Environment> LoadWorker<W> {
+impl<E: Environment> LoadWorker<E> {
     async fn run(mut self) {
         let thread = Rc::clone(&self.thread);
         let thread_context = &thread.thread_context;
         let mut now = thread_context.clock.now();
-        while let Some(assigned) = thread.next(now).await {
+        while let Some(assigned) = thread.next_request(now).await {
             let result = self.send_request(assigned).await;
             now = thread_context.clock.now();
             let AssignedRequest { target, due, measured, .. } = assigned;
-            let outcome = RequestMeasurement { target, due, done: now, result, measured };
-            thread.statistics.borrow_mut().record_outcome(&outcome);
+            let measurement = RequestMeasurement { target, due, done: now, result, measured };
+            thread.statistics.borrow_mut().record_completed(&measurement);
             if thread_context.reuse == ConnectionReuse::Fresh {
                 self.wait_for_close().await;
                 now = thread_context.clock.now();

@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::clock::{Alarm, Clock};
+use crate::clock::{Clock, Timer};
 use crate::error_kind::ErrorKind;
 use crate::plan::{ConnectionReuse, LoadPlan};
 
@@ -23,11 +23,11 @@ pub(crate) trait Environment: 'static {
     /// Opens a connection.
     fn connect(&self, address: SocketAddr) -> impl Future<Output = io::Result<Self::Stream>>;
 
-    /// Creates an unarmed alarm.
-    fn create_alarm(&self) -> io::Result<Alarm>;
+    /// Creates an unarmed timer.
+    fn create_timer(&self) -> io::Result<Timer>;
 }
 
-/// TCP, and kernel timers.
+/// The environment of real runs: TCP connections and kernel timers.
 #[derive(Debug)]
 pub(crate) struct SystemEnvironment;
 
@@ -40,19 +40,19 @@ impl Environment for SystemEnvironment {
         Ok(stream)
     }
 
-    fn create_alarm(&self) -> io::Result<Alarm> {
-        Alarm::of_the_kernel()
+    fn create_timer(&self) -> io::Result<Timer> {
+        Timer::from_kernel()
     }
 }
 
 /// The shared context of all requests of one thread.
 #[derive(Debug)]
-pub(crate) struct ThreadContext<W> {
-    pub(crate) environment: W,
+pub(crate) struct ThreadContext<E> {
+    pub(crate) environment: E,
     pub(crate) clock: Clock,
     pub(crate) timeout: Duration,
     pub(crate) reuse: ConnectionReuse,
-    pub(crate) meter: Rc<ByteMeter>,
+    pub(crate) byte_counters: Rc<ByteCounters>,
     pub(crate) read_buffers: RefCell<ReadBuffers>,
     /// Distinct addresses.
     addresses: Vec<SocketAddr>,
@@ -60,21 +60,25 @@ pub(crate) struct ThreadContext<W> {
     address_indices: Vec<usize>,
 }
 
-impl<W: Environment> ThreadContext<W> {
-    pub(crate) fn new(environment: W, plan: &LoadPlan) -> Self {
+impl<E: Environment> ThreadContext<E> {
+    pub(crate) fn new(environment: E, plan: &LoadPlan) -> Self {
         let mut addresses: Vec<SocketAddr> = plan.targets.iter().map(|t| t.address).collect();
         addresses.sort_unstable();
         addresses.dedup();
-        let index_of =
+        let find_index =
             |address| addresses.iter().position(|candidate| candidate == address).unwrap_or(0);
         Self {
-            address_indices: plan.targets.iter().map(|target| index_of(&target.address)).collect(),
+            address_indices: plan
+                .targets
+                .iter()
+                .map(|target| find_index(&target.address))
+                .collect(),
             addresses,
             environment,
             clock: Clock::start(),
             timeout: plan.timeout,
             reuse: plan.reuse,
-            meter: Rc::default(),
+            byte_counters: Rc::default(),
             read_buffers: RefCell::default(),
         }
     }
@@ -90,10 +94,10 @@ impl<W: Environment> ThreadContext<W> {
     }
 
     /// Opens a connection to an address.
-    pub(crate) async fn connect(&self, address_index: usize) -> Result<W::Stream, ErrorKind> {
+    pub(crate) async fn connect(&self, address_index: usize) -> Result<E::Stream, ErrorKind> {
         match timeout(self.timeout, self.environment.connect(self.addresses[address_index])).await {
             Ok(Ok(stream)) => Ok(stream),
-            Ok(Err(error)) => Err(ErrorKind::of_connecting(&error)),
+            Ok(Err(error)) => Err(ErrorKind::from_connect_error(&error)),
             Err(_) => Err(ErrorKind::ConnectTimeout),
         }
     }
@@ -101,12 +105,12 @@ impl<W: Environment> ThreadContext<W> {
 
 /// Bytes on all connections of a thread.
 #[derive(Debug, Default)]
-pub(crate) struct ByteMeter {
+pub(crate) struct ByteCounters {
     pub(crate) sent: Cell<u64>,
     pub(crate) received: Cell<u64>,
 }
 
-impl ByteMeter {
+impl ByteCounters {
     pub(crate) fn count_sent(&self, bytes: usize) {
         self.sent.set(self.sent.get() + bytes as u64);
     }
@@ -116,8 +120,8 @@ impl ByteMeter {
     }
 }
 
-/// The read buffer, shared by all connections of a thread, so that it stays in the caches and idle connections
-/// hold no memory.
+/// The read buffer and the response head, shared by all connections of a thread, so that they stay in the CPU
+/// caches and idle connections hold no memory.
 #[derive(Debug)]
 pub(crate) struct ReadBuffers {
     pub(crate) buffer: Box<[u8]>,

@@ -58,30 +58,30 @@ impl ErrorKind {
     }
 
     /// Classifies a connection error.
-    pub(crate) fn of_connecting(error: &io::Error) -> Self {
+    pub(crate) fn from_connect_error(error: &io::Error) -> Self {
         match error.kind() {
             // `connect` returns this if all local ports are in use.
             io::ErrorKind::AddrNotAvailable => Self::Exhausted,
-            _ if is_exhausted(error) => Self::Exhausted,
+            _ if is_resource_exhaustion(error) => Self::Exhausted,
             _ => Self::Connect,
         }
     }
 
     /// Classifies an error of an open connection.
-    pub(crate) fn of_transfer(error: &io::Error) -> Self {
+    pub(crate) fn from_transfer_error(error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::ConnectionReset
             | io::ErrorKind::ConnectionAborted
             | io::ErrorKind::BrokenPipe => Self::Reset,
             io::ErrorKind::UnexpectedEof => Self::Closed,
             io::ErrorKind::TimedOut => Self::Timeout,
-            _ if is_exhausted(error) => Self::Exhausted,
+            _ if is_resource_exhaustion(error) => Self::Exhausted,
             _ => Self::Other,
         }
     }
 }
 
-fn is_exhausted(error: &io::Error) -> bool {
+fn is_resource_exhaustion(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
 }
@@ -96,7 +96,7 @@ pub(crate) fn grpc_label(code: u8) -> &'static str {
 pub(crate) const GRPC_UNKNOWN: u8 = 2;
 
 /// The number of gRPC statuses.
-pub(crate) const GRPC_STATUSES: usize = GRPC_LABELS.len();
+pub(crate) const GRPC_STATUS_COUNT: usize = GRPC_LABELS.len();
 
 const GRPC_LABELS: [&str; 17] = [
     "grpc-ok",
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn exhausted_local_resources_are_not_a_connect_error() {
         let classify = |errno: Errno| {
-            ErrorKind::of_connecting(&io::Error::from_raw_os_error(errno.raw_os_error()))
+            ErrorKind::from_connect_error(&io::Error::from_raw_os_error(errno.raw_os_error()))
         };
         assert_eq!(classify(Errno::ADDRNOTAVAIL), ErrorKind::Exhausted);
         assert_eq!(classify(Errno::MFILE), ErrorKind::Exhausted);

@@ -49,9 +49,9 @@ pub(crate) struct Http1Connections<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Http1Connections<S> {
-    pub(crate) fn new<W>(requests: &Http1Requests, thread_context: &ThreadContext<W>) -> Self
+    pub(crate) fn new<E>(requests: &Http1Requests, thread_context: &ThreadContext<E>) -> Self
     where
-        W: Environment<Stream = S>,
+        E: Environment<Stream = S>,
     {
         Self {
             requests: requests.clone(),
@@ -64,14 +64,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http1Connections<S> {
 
     /// Sends a request on the idle connection, or on a new one, and reads its response. The current time is
     /// `now`.
-    pub(crate) async fn send_request<W>(
+    pub(crate) async fn send_request<E>(
         &mut self,
-        thread_context: &ThreadContext<W>,
+        thread_context: &ThreadContext<E>,
         target: usize,
         now: Duration,
     ) -> Result<ResponseStatus, ErrorKind>
     where
-        W: Environment<Stream = S>,
+        E: Environment<Stream = S>,
     {
         let address_index = thread_context.address_index(target);
         let (mut stream, now) = match self.idle[address_index].take().and_then(take_if_idle) {
@@ -97,9 +97,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http1Connections<S> {
 
     /// Waits until the server has closed a connection that is not reused. If the client always closed first,
     /// this machine would soon run out of ports.
-    pub(crate) async fn wait_for_close<W>(&mut self, thread_context: &ThreadContext<W>)
+    pub(crate) async fn wait_for_close<E>(&mut self, thread_context: &ThreadContext<E>)
     where
-        W: Environment<Stream = S>,
+        E: Environment<Stream = S>,
     {
         let Some(mut stream) = self.closing.take() else {
             return;

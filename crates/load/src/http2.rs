@@ -56,9 +56,9 @@ impl SharedConnections {
     }
 
     /// Returns a connection that accepts requests.
-    async fn checkout_connection<W: Environment>(
+    async fn checkout_connection<E: Environment>(
         &self,
-        thread_context: &ThreadContext<W>,
+        thread_context: &ThreadContext<E>,
         address_index: usize,
     ) -> Result<SendRequest<Bytes>, ErrorKind> {
         if thread_context.reuse == ConnectionReuse::Fresh {
@@ -75,14 +75,14 @@ impl SharedConnections {
         Ok(sender)
     }
 
-    async fn open_connection<W: Environment>(
+    async fn open_connection<E: Environment>(
         &self,
-        thread_context: &ThreadContext<W>,
+        thread_context: &ThreadContext<E>,
         address_index: usize,
     ) -> Result<SendRequest<Bytes>, ErrorKind> {
         let stream = MeteredStream::new(
             thread_context.connect(address_index).await?,
-            Rc::clone(&thread_context.meter),
+            Rc::clone(&thread_context.byte_counters),
         );
         let (sender, driver) = start_http2(stream).await?;
         let mut drivers = self.drivers.borrow_mut();
@@ -101,19 +101,19 @@ pub(crate) struct Http2Streams {
 }
 
 impl Http2Streams {
-    pub(crate) fn new<W>(
+    pub(crate) fn new<E>(
         requests: &Http2Requests,
         shared: &Rc<SharedConnections>,
-        thread_context: &ThreadContext<W>,
+        thread_context: &ThreadContext<E>,
     ) -> Self {
         let deadline = Deadline::new(thread_context.clock.to_instant(thread_context.timeout));
         Self { requests: requests.clone(), shared: Rc::clone(shared), deadline }
     }
 
     /// Sends a request on the shared connection, or on a new one, and reads its response.
-    pub(crate) async fn send_request<W: Environment>(
+    pub(crate) async fn send_request<E: Environment>(
         &mut self,
-        thread_context: &ThreadContext<W>,
+        thread_context: &ThreadContext<E>,
         target: usize,
     ) -> Result<ResponseStatus, ErrorKind> {
         let request = &self.requests.0[target];
@@ -154,16 +154,16 @@ async fn start_http2<S: AsyncRead + AsyncWrite + Unpin + 'static>(
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
     let opened = builder.handshake::<S, Bytes>(stream).await;
-    let (sender, connection) = opened.map_err(|error| call::error_kind(&error))?;
+    let (sender, connection) = opened.map_err(|error| call::classify_error(&error))?;
     // Every request in progress receives the connection's error.
     Ok((sender, async move { drop(connection.await) }))
 }
 
-/// Late responses to so many timed-out requests are still recognized.
+/// The number of timed-out requests whose late responses are still recognized.
 const MAX_RESET_STREAMS: usize = 10_000;
 
 /// The receive window of a stream, large enough for most bodies: the server is measured, not flow control.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 
-/// The same for all streams of a connection together.
+/// The receive window of all streams of a connection together.
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 24;

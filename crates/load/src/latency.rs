@@ -94,8 +94,8 @@ fn to_nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Below the latency of any socket.
+/// The minimum latency of the histogram, below that of any socket.
 const MIN_LATENCY_NS: u64 = 100;
 
-/// One hour.
+/// The maximum latency of the histogram: one hour.
 const MAX_LATENCY_NS: u64 = 3_600_000_000_000;

@@ -1,6 +1,6 @@
 //! Leno's load generator: independent of the mesh, so that it cannot favor it.
 //!
-//! [`drive_load`] sends the requests of a [`LoadPlan`] at its [`LoadModel`] and returns a [`LoadReport`] with a
+//! [`drive_load`] sends the requests of a [`LoadPlan`] with its [`LoadModel`] and returns a [`LoadReport`] with a
 //! status or an error kind for every request. In an open loop, latencies are measured from the time a request
 //! was due, so that a stall of the server counts for all delayed requests, not only for those already sent (no
 //! coordinated omission). [`drive_on_threads`] does the same on several cores.

@@ -46,7 +46,7 @@ impl LoadPlan {
     }
 }
 
-/// A request type.
+/// A target: a kind of request that the run sends repeatedly.
 #[derive(Debug, Clone)]
 pub struct LoadTarget {
     /// Its name in the report, unique in the plan.
@@ -129,10 +129,10 @@ impl LoadProtocol {
 /// The reuse of connections after a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ConnectionReuse {
-    /// Kept for the next request.
+    /// Connections are kept for the next request.
     #[default]
     Keep,
-    /// Closed: each request opens a connection, which is part of its latency.
+    /// Connections are closed: each request opens one, which is part of its latency.
     Fresh,
 }
 
@@ -173,7 +173,7 @@ impl LoadPlan {
             return Err(InvalidPlan::Connections);
         }
         let streams = self.protocol.streams_per_connection();
-        if streams == 0 || connections.saturating_mul(streams) > MAX_SLOTS {
+        if streams == 0 || connections.saturating_mul(streams) > MAX_TOTAL_STREAMS {
             return Err(InvalidPlan::Streams);
         }
         if let LoadModel::Open { rate, .. } = self.load_model
@@ -219,7 +219,9 @@ pub enum InvalidPlan {
     #[error("connections: use 1 to {MAX_CONNECTIONS}")]
     Connections,
     /// Zero streams, or too many.
-    #[error("streams: use at least 1, and at most {MAX_SLOTS} for all connections together")]
+    #[error(
+        "streams: use at least 1, and at most {MAX_TOTAL_STREAMS} for all connections together"
+    )]
     Streams,
     /// Zero threads, or too many.
     #[error("threads: use 1 to {MAX_THREADS}")]
@@ -276,20 +278,20 @@ pub enum InvalidPlan {
     },
 }
 
-/// Limited by the ports of one client address.
+/// The maximum number of connections, limited by the ports of one client address.
 const MAX_CONNECTIONS: usize = 60_000;
 
-/// Maximum requests in progress: each takes a few KiB here.
-const MAX_SLOTS: usize = 100_000;
+/// The maximum number of requests in progress: each takes a few KiB here.
+const MAX_TOTAL_STREAMS: usize = 100_000;
 
 /// The maximum number of threads, more than the cores of any tested machine.
 pub(crate) const MAX_THREADS: usize = 256;
 
-/// One request per microsecond: more than one thread can send.
+/// The maximum rate: one request per microsecond, more than one thread can send.
 const MAX_RATE: u32 = 1_000_000;
 
-/// One day.
+/// The maximum duration and timeout: one day.
 const MAX_DURATION: Duration = Duration::from_secs(86_400);
 
-/// Each target has a histogram of about 200 KiB.
+/// The maximum number of targets: each has a histogram of about 200 KiB.
 const MAX_TARGETS: usize = 256;

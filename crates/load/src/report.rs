@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::error_kind::{ErrorKind, GRPC_STATUSES, GRPC_UNKNOWN, grpc_label};
+use crate::error_kind::{ErrorKind, GRPC_STATUS_COUNT, GRPC_UNKNOWN, grpc_label};
 use crate::latency::LatencyHistogram;
 use crate::timeline::Timeline;
 
@@ -101,7 +101,7 @@ pub struct TargetReport {
     pub latency: LatencyHistogram,
     successes: u64,
     statuses: Vec<u64>,
-    grpc_statuses: [u64; GRPC_STATUSES],
+    grpc_statuses: [u64; GRPC_STATUS_COUNT],
     errors: [u64; ErrorKind::ALL.len()],
 }
 
@@ -126,8 +126,8 @@ impl TargetReport {
             name: name.to_owned(),
             latency: LatencyHistogram::default(),
             successes: 0,
-            statuses: vec![0; STATUSES],
-            grpc_statuses: [0; GRPC_STATUSES],
+            statuses: vec![0; STATUS_COUNT],
+            grpc_statuses: [0; GRPC_STATUS_COUNT],
             errors: [0; ErrorKind::ALL.len()],
         }
     }
@@ -205,7 +205,7 @@ impl TargetReport {
             self.successes += 1;
             self.latency.record(latency);
         } else if let (Some(code), 200..300) = (response.grpc, response.status) {
-            let is_known = usize::from(code) < GRPC_STATUSES;
+            let is_known = usize::from(code) < GRPC_STATUS_COUNT;
             let code = if is_known { code } else { GRPC_UNKNOWN };
             self.grpc_statuses[usize::from(code)] += 1;
         }
@@ -231,7 +231,7 @@ fn add_elementwise(sums: &mut [u64], addends: &[u64]) {
 }
 
 /// The number of counters for three-digit statuses; the first hundred are unused.
-const STATUSES: usize = 1000;
+const STATUS_COUNT: usize = 1000;
 
 #[cfg(test)]
 mod tests {
@@ -285,14 +285,14 @@ mod tests {
         assert_eq!(target.success_rate(), Some(5.0 / 7.0));
         // The fast rejection is not among the latencies.
         assert_eq!(target.latency.count(), 5);
-        let about = |latency: Option<Duration>, ms: u64| {
+        let is_about = |latency: Option<Duration>, ms: u64| {
             let expected = Duration::from_millis(ms);
             latency.unwrap().abs_diff(expected) <= expected / 1000
         };
-        assert!(about(target.latency.p50(), 3), "{:?}", target.latency.p50());
-        assert!(about(target.latency.p99(), 100));
-        assert!(about(target.latency.min(), 1) && about(target.latency.max(), 100));
-        assert!(about(target.latency.mean(), 22));
+        assert!(is_about(target.latency.p50(), 3), "{:?}", target.latency.p50());
+        assert!(is_about(target.latency.p99(), 100));
+        assert!(is_about(target.latency.min(), 1) && is_about(target.latency.max(), 100));
+        assert!(is_about(target.latency.mean(), 22));
         assert_eq!(target.latency.count_from(Duration::from_millis(50)), 1);
         assert_eq!(report.responses_per_second(), 3.0);
         assert_eq!(report.cpu_per_request(), Some(Duration::from_micros(2)));

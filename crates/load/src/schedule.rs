@@ -15,6 +15,7 @@ pub(crate) struct Schedule {
     arrivals: ArrivalModel,
 }
 
+/// The due times of requests.
 #[derive(Debug, Clone, Copy)]
 enum ArrivalModel {
     /// Due whenever a worker is free.
@@ -62,7 +63,7 @@ impl Schedule {
             ArrivalModel::Closed => self.assign_request(now),
             ArrivalModel::Open { rate, next, .. } => {
                 let due = due_time(rate, next);
-                if due >= self.end || now >= self.end + MAX_LATE {
+                if due >= self.end || now >= self.end + MAX_START_DELAY {
                     NextAction::Over
                 } else if due > now {
                     NextAction::Wait(due)
@@ -108,18 +109,19 @@ impl Schedule {
     }
 }
 
-/// Computed from the start each time, so that rounding errors do not accumulate.
+/// Returns the due time of a request. It is computed from the start each time, so that rounding errors do not
+/// accumulate.
 fn due_time(rate: u32, index: u64) -> Duration {
     let rate = u64::from(rate);
-    let part = (index % rate) * NANOSECONDS_PER_SECOND / rate;
-    Duration::from_secs(index / rate) + Duration::from_nanos(part)
+    let nanoseconds = (index % rate) * NANOSECONDS_PER_SECOND / rate;
+    Duration::from_secs(index / rate) + Duration::from_nanos(nanoseconds)
 }
 
 const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
 
-/// The maximum delay of requests at the end. On a busy machine workers wake late. A request due just before the
-/// end is still sent within this time: the delay is not an error of the server.
-const MAX_LATE: Duration = Duration::from_millis(100);
+/// The time after the end in which requests that were due before it are still sent: on a busy machine workers wake
+/// late, and the delay is not an error of the server.
+const MAX_START_DELAY: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {

@@ -44,7 +44,7 @@ pub(crate) struct RequestMeasurement {
     /// The time at which its result was known, since the start.
     pub(crate) done: Duration,
     pub(crate) result: Result<ResponseStatus, ErrorKind>,
-    /// True if it counts.
+    /// True if it was due after the warm-up.
     pub(crate) measured: bool,
 }
 
@@ -73,16 +73,16 @@ impl RunStatistics {
         }
     }
 
-    /// Records a request that was sent, or could not be sent.
-    pub(crate) fn record_outcome(&mut self, outcome: &RequestMeasurement) {
-        match outcome.result {
+    /// Records a request that has a response, or failed.
+    pub(crate) fn record_completed(&mut self, measurement: &RequestMeasurement) {
+        match measurement.result {
             Ok(_) => self.responses += 1,
             Err(_) => self.failed += 1,
         }
-        if let Some(since_warm_up) = outcome.done.checked_sub(self.warm_up) {
-            self.timeline.record(since_warm_up, success_latency(outcome));
+        if let Some(since_warm_up) = measurement.done.checked_sub(self.warm_up) {
+            self.timeline.record(since_warm_up, success_latency(measurement));
         }
-        self.record_measurement(outcome);
+        self.record_measurement(measurement);
     }
 
     /// Records a request that was due and never sent.
@@ -120,38 +120,38 @@ impl RunStatistics {
         }
     }
 
-    fn record_measurement(&mut self, outcome: &RequestMeasurement) {
-        if outcome.measured && !self.counters.measuring {
+    fn record_measurement(&mut self, measurement: &RequestMeasurement) {
+        if measurement.measured && !self.counters.measuring {
             self.counters = ProgressCounters { measuring: true, ..ProgressCounters::default() };
         }
-        if outcome.measured == self.counters.measuring {
-            self.count_result(outcome);
+        if measurement.measured == self.counters.measuring {
+            self.count_result(measurement);
         }
-        if !outcome.measured {
+        if !measurement.measured {
             return;
         }
-        let target = &mut self.targets[outcome.target];
-        match outcome.result {
-            Ok(response) => target.record_response(response, outcome_latency(outcome)),
+        let target = &mut self.targets[measurement.target];
+        match measurement.result {
+            Ok(response) => target.record_response(response, measured_latency(measurement)),
             Err(kind) => target.record_error(kind),
         }
     }
 
-    fn count_result(&mut self, outcome: &RequestMeasurement) {
+    fn count_result(&mut self, measurement: &RequestMeasurement) {
         self.counters.requests += 1;
-        match outcome.result {
+        match measurement.result {
             Ok(response) => self.counters.successes += u64::from(response.is_success()),
             Err(_) => self.counters.failures += 1,
         }
     }
 }
 
-fn outcome_latency(outcome: &RequestMeasurement) -> Duration {
-    outcome.done.saturating_sub(outcome.due)
+fn measured_latency(measurement: &RequestMeasurement) -> Duration {
+    measurement.done.saturating_sub(measurement.due)
 }
 
 /// Returns the latency of a successful request.
-fn success_latency(outcome: &RequestMeasurement) -> Option<Duration> {
-    let is_success = outcome.result.is_ok_and(ResponseStatus::is_success);
-    is_success.then(|| outcome_latency(outcome))
+fn success_latency(measurement: &RequestMeasurement) -> Option<Duration> {
+    let is_success = measurement.result.is_ok_and(ResponseStatus::is_success);
+    is_success.then(|| measured_latency(measurement))
 }

@@ -5,36 +5,36 @@
 pub(crate) struct TargetSampler {
     state: u64,
     /// The cumulative weights of the targets.
-    sums: Vec<u64>,
-    total: u64,
+    cumulative_weights: Vec<u64>,
+    total_weight: u64,
 }
 
 impl TargetSampler {
-    /// Requires a weight above 0; targets of weight 0 are never selected.
+    /// Creates a sampler. At least one weight must be above 0; targets of weight 0 are never selected.
     pub(crate) fn new(weights: impl Iterator<Item = u32>, seed: u64) -> Self {
-        let mut total = 0;
-        let sums = weights
+        let mut total_weight = 0;
+        let cumulative_weights = weights
             .map(|weight| {
-                total += u64::from(weight);
-                total
+                total_weight += u64::from(weight);
+                total_weight
             })
             .collect();
-        debug_assert!(total > 0, "a checked plan has a weight above 0");
-        Self { state: seed, sums, total }
+        debug_assert!(total_weight > 0, "a checked plan has a weight above 0");
+        Self { state: seed, cumulative_weights, total_weight }
     }
 
     /// Returns the index of the next target.
-    pub(crate) fn next(&mut self) -> usize {
-        if self.sums.len() == 1 {
+    pub(crate) fn next_target(&mut self) -> usize {
+        if self.cumulative_weights.len() == 1 {
             return 0;
         }
         // Scaled by multiplication: the bias is less than one part in 2^32.
-        let scaled = (u128::from(self.random()) * u128::from(self.total)) >> 64;
-        self.sums.partition_point(|sum| u128::from(*sum) <= scaled)
+        let scaled = (u128::from(self.next_random()) * u128::from(self.total_weight)) >> 64;
+        self.cumulative_weights.partition_point(|sum| u128::from(*sum) <= scaled)
     }
 
-    /// SplitMix64: small, uniform, and good with any seed.
-    fn random(&mut self) -> u64 {
+    /// Returns the next random number of SplitMix64, which is uniform with any seed.
+    fn next_random(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (self.state ^ (self.state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -48,7 +48,7 @@ mod tests {
 
     fn sample_sequence(weights: &[u32], seed: u64, length: usize) -> Vec<usize> {
         let mut sampler = TargetSampler::new(weights.iter().copied(), seed);
-        (0..length).map(|_| sampler.next()).collect()
+        (0..length).map(|_| sampler.next_target()).collect()
     }
 
     #[test]

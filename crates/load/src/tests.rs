@@ -23,7 +23,7 @@ fn kept_connections_carry_all_requests_of_a_closed_run() {
         let server = ScriptedServer::start(|_| OK).await;
         let plan = LoadPlan {
             load_model: LoadModel::Closed { connections: 3 },
-            ..plan_for(&[target_of(&server)])
+            ..plan_for(&[get_target(&server)])
         };
         let report = drive_plan(plan).await;
         let target = report.target_report("t").unwrap();
@@ -56,16 +56,16 @@ fn every_form_of_response_is_read_to_its_end() {
         let response = format!("{HEAD}{rest}");
         // With and without interim responses, in one piece and byte by byte.
         for text in [response.clone(), format!("HTTP/1.1 100 Continue\r\n\r\n{response}")] {
-            for piece in [usize::MAX, 1] {
+            for bytes_per_write in [usize::MAX, 1] {
                 run(async {
                     let closes = text.contains("close");
                     let response = ScriptedResponse {
-                        piece,
+                        bytes_per_write,
                         closes,
                         ..ScriptedResponse::from_text(text.clone())
                     };
                     let server = ScriptedServer::start(move |_| response.clone()).await;
-                    let target = LoadTarget { method: method.to_owned(), ..target_of(&server) };
+                    let target = LoadTarget { method: method.to_owned(), ..get_target(&server) };
                     let report = drive_plan(plan_for(&[target])).await;
                     let target = report.target_report("t").unwrap();
                     assert!(target.success_count() > 0, "{method} {text:?}");
@@ -87,7 +87,7 @@ fn statuses_are_counted_one_by_one_and_only_2xx_succeed() {
         let server =
             ScriptedServer::start(move |index| ScriptedResponse::from_text(responses[index % 2]))
                 .await;
-        let report = drive_plan(plan_for(&[target_of(&server)])).await;
+        let report = drive_plan(plan_for(&[get_target(&server)])).await;
         let target = report.target_report("t").unwrap();
         assert!(target.status_count(200).abs_diff(target.status_count(403)) <= 1);
         assert_eq!(target.success_count(), target.status_count(200));
@@ -116,7 +116,7 @@ fn every_error_is_counted_under_its_kind() {
             let server = ScriptedServer::start(move |_| response.clone()).await;
             // Only the timeout case may time out.
             let timeout = if kind == ErrorKind::Timeout { ms(30) } else { ms(10_000) };
-            let plan = LoadPlan { timeout, ..plan_for(&[target_of(&server)]) };
+            let plan = LoadPlan { timeout, ..plan_for(&[get_target(&server)]) };
             let report = drive_plan(plan).await;
             let target = report.target_report("t").unwrap();
             assert!(target.error_count(kind) > 0, "{kind:?} {target:?}");
@@ -130,9 +130,9 @@ fn every_error_is_counted_under_its_kind() {
 fn a_closed_port_is_a_connect_error_without_a_busy_loop() {
     run(async {
         // Bound to reserve the port, but not listening.
-        let vacant = TcpSocket::new_v4().unwrap();
-        vacant.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let address = vacant.local_addr().unwrap();
+        let unused_socket = TcpSocket::new_v4().unwrap();
+        unused_socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = unused_socket.local_addr().unwrap();
         let report = drive_plan(plan_for(&[LoadTarget::get("t", address, "x", "/")])).await;
         let target = report.target_report("t").unwrap();
         assert_eq!(target.error_count(ErrorKind::Connect), target.request_count());
@@ -151,7 +151,7 @@ fn a_response_before_the_end_of_the_request_counts() {
         };
         let server = ScriptedServer::start(move |_| response.clone()).await;
         let body = vec![b'x'; 8 << 20];
-        let target = LoadTarget { method: "POST".to_owned(), body, ..target_of(&server) };
+        let target = LoadTarget { method: "POST".to_owned(), body, ..get_target(&server) };
         let report = drive_plan(plan_for(&[target])).await;
         let target = report.target_report("t").unwrap();
         // Unread parts of the request may reset the connection before the response is read.
@@ -168,7 +168,7 @@ fn an_open_run_sends_every_due_request() {
     run(async {
         let server = ScriptedServer::start(|_| OK).await;
         let load_model = LoadModel::Open { rate: 500, connections: 4 };
-        let plan = LoadPlan { load_model, duration: ms(200), ..plan_for(&[target_of(&server)]) };
+        let plan = LoadPlan { load_model, duration: ms(200), ..plan_for(&[get_target(&server)]) };
         let report = drive_plan(plan).await;
         let target = report.target_report("t").unwrap();
         assert_eq!(target.request_count(), 100);
@@ -185,7 +185,7 @@ fn due_requests_without_a_free_connection_are_reported_unsent() {
     run(async {
         let server = ScriptedServer::start(|_| ScriptedResponse::from_text("")).await;
         let load_model = LoadModel::Open { rate: 1000, connections: 2 };
-        let plan = LoadPlan { load_model, timeout: ms(250), ..plan_for(&[target_of(&server)]) };
+        let plan = LoadPlan { load_model, timeout: ms(250), ..plan_for(&[get_target(&server)]) };
         let report = drive_plan(plan).await;
         let target = report.target_report("t").unwrap();
         assert_eq!(target.request_count(), 100);
@@ -202,7 +202,7 @@ fn a_stall_delays_many_requests_in_an_open_run_and_few_in_a_closed_one() {
             let server =
                 ScriptedServer::start(|index| ScriptedResponse { stalls: index == 20, ..OK }).await;
             let plan =
-                LoadPlan { load_model, duration: ms(600), ..plan_for(&[target_of(&server)]) };
+                LoadPlan { load_model, duration: ms(600), ..plan_for(&[get_target(&server)]) };
             let report = drive_plan(plan).await;
             let target = report.target_report("t").unwrap();
             shared
@@ -227,12 +227,12 @@ fn targets_share_a_run_by_weight_and_seed() {
             for server in [&first, &second] {
                 server.requests.borrow_mut().clear();
             }
-            let light = LoadTarget { name: "light".to_owned(), weight: 1, ..target_of(&first) };
+            let light = LoadTarget { name: "light".to_owned(), weight: 1, ..get_target(&first) };
             let heavy = LoadTarget {
                 name: "heavy".to_owned(),
                 path: "/heavy".to_owned(),
                 weight: 3,
-                ..target_of(&second)
+                ..get_target(&second)
             };
             let load_model = LoadModel::Open { rate: 2000, connections: 8 };
             let plan =
@@ -257,7 +257,7 @@ fn requests_to_a_proxy_use_absolute_form() {
             form: TargetForm::Absolute,
             host: "ratings.bookinfo:9080".to_owned(),
             path: "/ratings/1".to_owned(),
-            ..target_of(&proxy)
+            ..get_target(&proxy)
         };
         let report = drive_plan(plan_for(&[target])).await;
         assert!(report.sum_targets().success_count() > 0);
@@ -272,7 +272,7 @@ fn the_warm_up_is_sent_but_not_reported() {
     run(async {
         let server = ScriptedServer::start(|_| OK).await;
         let plan =
-            LoadPlan { warm_up: ms(300), duration: ms(3000), ..plan_for(&[target_of(&server)]) };
+            LoadPlan { warm_up: ms(300), duration: ms(3000), ..plan_for(&[get_target(&server)]) };
         let (progress, counters) = watch::channel(ProgressCounters::default());
         let report = drive_load(plan, progress).await.unwrap();
         let requests = report.sum_targets().request_count();
@@ -291,7 +291,7 @@ fn a_connection_closed_while_idle_is_opened_again_without_an_error() {
         // Announces keep-alive and then closes: the connection is closed before the next request is due.
         let response = ScriptedResponse { closes: true, ..OK };
         let server = ScriptedServer::start(move |_| response.clone()).await;
-        let report = drive_plan(plan_for(&[target_of(&server)])).await;
+        let report = drive_plan(plan_for(&[get_target(&server)])).await;
         let target = report.target_report("t").unwrap();
         assert_eq!(target.success_count(), target.request_count(), "{target:?}");
         assert_eq!(server.connections.get() as u64, target.request_count());
@@ -312,7 +312,7 @@ fn fresh_connections_carry_one_request_each_and_are_closed_by_the_server() {
         let plan = LoadPlan {
             load_model,
             reuse: ConnectionReuse::Fresh,
-            ..plan_for(&[target_of(&server)])
+            ..plan_for(&[get_target(&server)])
         };
         let report = drive_plan(plan).await;
         let target = report.target_report("t").unwrap();
@@ -338,7 +338,7 @@ fn exactly_the_requested_number_of_requests_is_sent() {
                 load_model,
                 duration,
                 requests: Some(40),
-                ..plan_for(&[target_of(&server)])
+                ..plan_for(&[get_target(&server)])
             };
             let report = drive_plan(plan).await;
             assert_eq!(report.sum_targets().success_count(), 40);
@@ -354,7 +354,7 @@ fn threads_share_connections_and_rate_and_their_counts_add_up() {
     run(async {
         let server = ScriptedServer::start(|_| OK).await;
         let load_model = LoadModel::Open { rate: 1000, connections: 5 };
-        let plan = LoadPlan { load_model, duration: ms(300), ..plan_for(&[target_of(&server)]) };
+        let plan = LoadPlan { load_model, duration: ms(300), ..plan_for(&[get_target(&server)]) };
         let (progress, counters) = watch::channel(ProgressCounters::default());
         let report = drive_on_threads(2, plan, StopHandle::default(), progress).await.unwrap();
         let total = report.sum_targets();
@@ -375,7 +375,7 @@ fn a_stopped_run_reports_its_measurements() {
         let plan = LoadPlan {
             load_model,
             duration: Duration::from_secs(600),
-            ..plan_for(&[target_of(&server)])
+            ..plan_for(&[get_target(&server)])
         };
         let (progress, mut counters) = watch::channel(ProgressCounters::default());
         let stop = StopHandle::default();
@@ -449,7 +449,7 @@ fn plan_for(targets: &[LoadTarget]) -> LoadPlan {
     LoadPlan { duration: ms(100), ..LoadPlan::new(targets.to_vec()) }
 }
 
-fn target_of(server: &ScriptedServer) -> LoadTarget {
+fn get_target(server: &ScriptedServer) -> LoadTarget {
     LoadTarget::get("t", server.address, "test", "/")
 }
 

@@ -60,12 +60,12 @@ struct LoadThread {
 impl LoadThread {
     fn start(plan: LoadPlan, share: ThreadShare, stop: StopHandle) -> Result<Self, DriveError> {
         let (progress, counters) = watch::channel(ProgressCounters::default());
-        let (done, report) = oneshot::channel();
+        let (report_sender, report) = oneshot::channel();
         let task = ThreadTask { plan, share, stop, progress };
         thread::Builder::new()
             .name(format!("load-{}", share.index))
             // The receiver may have been dropped.
-            .spawn(move || drop(done.send(run(task))))
+            .spawn(move || drop(report_sender.send(run(task))))
             .map_err(DriveError::Thread)?;
         Ok(Self { counters, report })
     }
@@ -93,15 +93,15 @@ async fn merge_reports(running: Vec<LoadThread>) -> Result<LoadReport, DriveErro
 async fn forward_progress(
     counters: &[watch::Receiver<ProgressCounters>],
     progress: &watch::Sender<ProgressCounters>,
-    [requested, forwarded]: [&StopHandle; 2],
+    [caller_stop, thread_stop]: [&StopHandle; 2],
 ) -> std::convert::Infallible {
     let mut tick = interval(PROGRESS_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         tick.tick().await;
         progress.send_replace(sum_counters(counters));
-        if requested.is_stopped() {
-            forwarded.stop();
+        if caller_stop.is_stopped() {
+            thread_stop.stop();
         }
     }
 }

@@ -145,10 +145,10 @@ impl IntervalCells {
 /// The initial interval: short enough to show a stall, long enough for a few requests.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The resolution of a plot; each point has a histogram of about 13 KiB.
+/// The maximum number of intervals, enough for a plot: each has a histogram of about 13 KiB.
 const MAX_POINTS: usize = 120;
 
-/// One hour.
+/// The maximum latency of the histograms: one hour.
 const MAX_LATENCY_US: u64 = 3_600_000_000;
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::environment::ByteMeter;
+use crate::environment::ByteCounters;
 use crate::statistics::RunStatistics;
 
 /// Counter values at one moment.
@@ -23,15 +23,15 @@ impl CounterSnapshot {
     pub(crate) fn read_counters(
         time: Duration,
         statistics: &RunStatistics,
-        meter: &ByteMeter,
+        byte_counters: &ByteCounters,
     ) -> Self {
         Self {
             time,
             cpu: thread_cpu(),
             responses: statistics.responses,
             failed: statistics.failed,
-            bytes_sent: meter.sent.get(),
-            bytes_received: meter.received.get(),
+            bytes_sent: byte_counters.sent.get(),
+            bytes_received: byte_counters.received.get(),
         }
     }
 }

@@ -11,18 +11,18 @@ use crate::route::RequestMatch;
 /// Rules for the workloads of one namespace, or of some of its accounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessPolicy {
-    /// Its name.
+    /// The name of the policy.
     pub name: PolicyName,
     /// The accounts of the selected workloads; the whole namespace when empty.
     pub accounts: Vec<Name>,
-    /// Its rules in document order, deny rules first.
+    /// The rules in document order, deny rules first.
     pub rules: Vec<PolicyRule>,
 }
 
 impl AccessPolicy {
     /// True if the policy selects workloads under this account.
     #[must_use]
-    pub fn is_about(&self, account: &ServiceAccount) -> bool {
+    pub fn selects_account(&self, account: &ServiceAccount) -> bool {
         account.namespace == self.name.namespace
             && (self.accounts.is_empty() || self.accounts.contains(&account.name))
     }
@@ -47,11 +47,11 @@ pub struct InboundPolicy {
 /// One rule of an [`AccessPolicy`]; all its conditions must hold.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PolicyRule {
-    /// The policy that contains the rule.
+    /// The name of the policy that contains the rule.
     pub policy: PolicyName,
-    /// Its own name, or its index in the document, such as `deny[0]`.
+    /// The name of the rule, or its index in the document, such as `deny[0]`.
     pub name: String,
-    /// Its effect.
+    /// The effect on matching traffic.
     pub action: PolicyAction,
     /// Matching callers, any of these. When empty, an allow rule matches every member of the mesh, and a deny
     /// rule matches every caller, including unauthenticated ones.
@@ -154,22 +154,24 @@ impl NamePattern {
     /// True if the name matches.
     #[must_use]
     pub fn matches_name(&self, name: &str) -> bool {
-        let mut parts = self.0.split('*');
-        let first = parts.next().unwrap_or_default();
-        let Some(mut remaining) = name.strip_prefix(first) else {
+        let mut literals = self.0.split('*');
+        let prefix = literals.next().unwrap_or_default();
+        let Some(mut remaining) = name.strip_prefix(prefix) else {
             return false;
         };
-        let Some(last) = parts.next_back() else {
+        let Some(suffix) = literals.next_back() else {
             return remaining.is_empty();
         };
         // The leftmost match of each part leaves the most text for the parts after it.
-        for part in parts {
-            match remaining.find(part) {
-                Some(index) => remaining = remaining.get(index + part.len()..).unwrap_or_default(),
+        for literal in literals {
+            match remaining.find(literal) {
+                Some(index) => {
+                    remaining = remaining.get(index + literal.len()..).unwrap_or_default()
+                }
                 None => return false,
             }
         }
-        remaining.ends_with(last)
+        remaining.ends_with(suffix)
     }
 
     /// True if the pattern matches one name only.

@@ -1,4 +1,4 @@
-//! Actions that a route rule applies to requests and responses, besides its choice of a backend.
+//! Actions that a route rule applies to requests and responses, other than its choice of a backend.
 
 use std::time::Duration;
 
@@ -7,25 +7,25 @@ use crate::name::Name;
 use crate::route::WeightedBackend;
 use crate::session_persistence::SessionPersistence;
 
-/// The actions of a rule, besides its choice of a backend. The default does nothing.
+/// The actions of a rule, other than its choice of a backend. The default does nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct RuleActions {
     /// Edits of request headers, applied before the request is forwarded.
     pub request_headers: HeaderEdits,
-    /// Edits of response headers, applied before the client gets the response.
+    /// Edits of response headers, applied before the client receives the response.
     pub response_headers: HeaderEdits,
     /// The redirect that is the response to each request, which is not forwarded; the rule then has no
     /// backends.
     pub redirect: Option<Redirect>,
     /// Rewrites of host and path.
     pub rewrite: Option<UrlRewrite>,
-    /// The timeout of one attempt at one endpoint; none of its own when absent.
+    /// The timeout of one attempt at one endpoint; no separate timeout when absent.
     pub attempt_timeout: Option<Duration>,
     /// The retry rule; when absent, only requests that were never sent are retried.
     pub retry: Option<RetryRule>,
-    /// The weight of backends in other namespaces that no grant permits: their share of requests gets a 500.
+    /// The weight of backends in other namespaces that no grant permits: their share of requests receives a 500.
     pub ungranted_weight: u32,
-    /// Services that get a copy of requests; the weight of each is its share, in millionths.
+    /// Services that receive a copy of requests; the weight of each is its share, in millionths.
     pub mirrors: Vec<WeightedBackend>,
     /// The CORS policy; when absent, CORS headers are left to the application.
     pub cors: Option<Cors>,
@@ -115,23 +115,23 @@ pub struct BackendEdits {
     pub rewrite: Option<UrlRewrite>,
 }
 
-/// A header.
+/// A header line.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Header {
-    /// Its name, in lower case.
+    /// The header name, in lower case.
     pub name: String,
-    /// Its value.
+    /// The header value.
     pub value: String,
 }
 
-/// A redirect response. Absent parts stay as in the request.
+/// A redirect response. Absent parts are taken from the request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Redirect {
-    /// Another scheme.
+    /// The new scheme, if it changes.
     pub scheme: Option<Scheme>,
-    /// Another host.
+    /// The new host, if it changes.
     pub hostname: Option<Name>,
-    /// Another path.
+    /// The new path, if it changes.
     pub path: Option<PathEdit>,
     /// Another port. When absent, the default port of `scheme`; without a scheme, the port of the service.
     pub port: Option<u16>,
@@ -147,9 +147,9 @@ impl Redirect {
 /// The scheme of a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scheme {
-    /// `http`.
+    /// HTTP without TLS.
     Http,
-    /// `https`.
+    /// HTTP over TLS.
     Https,
 }
 
@@ -178,7 +178,7 @@ impl Scheme {
 pub struct UrlRewrite {
     /// The new host of the request.
     pub hostname: Option<Name>,
-    /// Another path.
+    /// The new path, if it changes.
     pub path: Option<PathEdit>,
 }
 

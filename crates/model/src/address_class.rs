@@ -9,7 +9,7 @@ pub enum AddressClass {
     Public,
     /// An address of a private network, such as those of pods and cluster IPs.
     Private,
-    /// The machine itself.
+    /// A loopback address of the machine itself.
     Loopback,
     /// Link-local, metadata service of a cloud, unspecified, multicast or broadcast.
     Special,
@@ -84,21 +84,21 @@ fn class_of_ipv6(address: Ipv6Addr) -> AddressClass {
 
 /// Returns the IPv4 address embedded in an IPv6 address.
 fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
-    let [a, b, c, d, e, f, high, low] = address.segments();
-    let last = u32::from(high) << 16 | u32::from(low);
-    let bits = match (a, b, c, d, e, f) {
-        // Compatible; `::` and `::1` are IPv6's own.
-        (0, 0, 0, 0, 0, 0) if last <= 1 => return None,
-        // Compatible, mapped, translated (RFC 2765).
-        (0, 0, 0, 0, 0, 0 | 0xffff) | (0, 0, 0, 0, 0xffff, 0) => last,
+    let [first, second, third, fourth, fifth, sixth, high, low] = address.segments();
+    let low_bits = u32::from(high) << 16 | u32::from(low);
+    let bits = match (first, second, third, fourth, fifth, sixth) {
+        // IPv4-compatible; `::` and `::1` embed no address.
+        (0, 0, 0, 0, 0, 0) if low_bits <= 1 => return None,
+        // IPv4-compatible, IPv4-mapped, or IPv4-translated (RFC 2765).
+        (0, 0, 0, 0, 0, 0 | 0xffff) | (0, 0, 0, 0, 0xffff, 0) => low_bits,
         // NAT64 (RFC 6052, RFC 8215).
-        (0x64, 0xff9b, 0, 0, 0, 0) | (0x64, 0xff9b, 1, ..) => last,
+        (0x64, 0xff9b, 0, 0, 0, 0) | (0x64, 0xff9b, 1, ..) => low_bits,
         // 6to4 (RFC 3056).
-        (0x2002, ..) => u32::from(b) << 16 | u32::from(c),
+        (0x2002, ..) => u32::from(second) << 16 | u32::from(third),
         // Teredo (RFC 4380).
-        (0x2001, 0, ..) => !last,
+        (0x2001, 0, ..) => !low_bits,
         // ISATAP (RFC 5214).
-        (.., 0 | 0x200, 0x5efe) => last,
+        (.., 0 | 0x200, 0x5efe) => low_bits,
         _ => return None,
     };
     Some(Ipv4Addr::from_bits(bits))
@@ -111,7 +111,7 @@ const METADATA_V4: [Ipv4Addr; 3] = [
     Ipv4Addr::new(168, 63, 129, 16),
     Ipv4Addr::new(192, 0, 0, 192),
 ];
-/// The same over IPv6: AWS, its Pod Identity in EKS, Oracle, Google, Scaleway.
+/// Metadata services over IPv6: AWS, its Pod Identity in EKS, Oracle, Google, Scaleway.
 const METADATA_V6: [Ipv6Addr; 5] = [
     Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254),
     Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23),

@@ -14,9 +14,9 @@ pub enum AddressEntry {
     External,
     /// A service; its ports are those of the address.
     Service(ServiceName),
-    /// A workload.
+    /// A workload, called by its own address.
     Workload {
-        /// The workload.
+        /// The name of the workload.
         workload: WorkloadName,
         /// The application ports that services select. Other ports are outside the mesh.
         ports: BTreeMap<u16, AddressPort>,
@@ -30,7 +30,7 @@ pub struct AddressPort {
     pub service: ServiceName,
     /// The port of that service.
     pub port: u16,
-    /// The protocol.
+    /// The protocol of the application at the port.
     pub protocol: Protocol,
     /// The mutual TLS endpoint of its sidecar; absent while the sidecar is not connected. Readiness of the
     /// workload does not matter to clients that call it by its own address.

@@ -7,18 +7,18 @@ use crate::service_policy::ServicePolicyName;
 /// The load balancing of a port, and the policy that sets it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PortLoadBalancing {
-    /// The policy.
+    /// The name of the policy.
     pub policy: ServicePolicyName,
-    /// Its setting.
+    /// The settings of the policy.
     pub rule: LoadBalancing,
 }
 
 /// The load balancing settings of a port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LoadBalancing {
-    /// The algorithm.
+    /// The algorithm that selects an endpoint.
     pub algorithm: BalanceAlgorithm,
-    /// Slow start of new endpoints; they get their full share at once when absent. Never combined with a
+    /// Slow start of new endpoints; without it, they receive their full share immediately. Never combined with a
     /// hash-based algorithm.
     pub slow_start: Option<SlowStart>,
 }
@@ -26,21 +26,21 @@ pub struct LoadBalancing {
 /// A load balancing algorithm.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum BalanceAlgorithm {
-    /// Draws `choices` endpoints, 2 to [`LoadBalancing::MAX_CHOICES`], and selects the one with the lowest
+    /// Picks `choices` random endpoints, 2 to [`LoadBalancing::MAX_CHOICES`], and selects the one with the lowest
     /// product of requests in progress and response latency. The default, with two choices.
     PeakEwma {
-        /// The number of endpoints drawn.
+        /// The number of endpoints that are compared.
         choices: u8,
     },
-    /// Draws `choices` endpoints, 2 to [`LoadBalancing::MAX_CHOICES`], and selects the one with the fewest
+    /// Picks `choices` random endpoints, 2 to [`LoadBalancing::MAX_CHOICES`], and selects the one with the fewest
     /// requests in progress.
     LeastRequest {
-        /// The number of endpoints drawn.
+        /// The number of endpoints that are compared.
         choices: u8,
     },
-    /// Round robin.
+    /// Selects the endpoints in turn.
     RoundRobin,
-    /// Uniformly random.
+    /// Selects an endpoint uniformly at random.
     Random,
     /// The first endpoint on a hash ring after the hash of the key.
     RingHash(HashKey),

@@ -46,27 +46,27 @@ pub enum Object {
     HttpRoute(HttpRoute),
     /// A Gateway API route for TLS passthrough.
     TlsRoute(TlsRoute),
-    /// An SMI access policy.
+    /// An SMI policy that allows traffic between accounts.
     TrafficTarget(TrafficTarget),
-    /// SMI request matches.
+    /// Named request matches of SMI.
     HttpRouteGroup(HttpRouteGroup),
-    /// SMI ports.
+    /// Workload ports of an SMI policy.
     TcpRoute(TcpRoute),
     /// A Gateway API route for gRPC.
     GrpcRoute(HttpRoute),
     /// A traffic policy of some services.
     ServicePolicy(ServicePolicy),
-    /// Tag rules.
+    /// Rules that select instances by their labels.
     TagRoute(TagRoute),
     /// Tag rules as Sermant publishes them.
     SermantRouteRule(SermantRouteRule),
     /// Request marks at the first service of a lane.
     Lane(Lane),
-    /// A Gateway API grant.
+    /// A Gateway API grant for references from other namespaces.
     ReferenceGrant(ReferenceGrant),
-    /// Allow and deny rules.
+    /// Allow and deny rules for inbound traffic.
     AccessPolicy(AccessPolicy),
-    /// SMI traffic shares.
+    /// An SMI distribution of a service's traffic.
     TrafficSplit(TrafficSplit),
     /// A Gateway API route for TCP connections.
     GatewayTcpRoute(GatewayTcpRoute),
@@ -115,28 +115,28 @@ impl Object {
     #[must_use]
     pub fn object_key(&self) -> ObjectKey {
         match self {
-            Self::Workload(o) => ObjectKey::Workload(o.name.clone()),
-            Self::Service(o) => ObjectKey::Service(o.name.clone()),
+            Self::Workload(object) => ObjectKey::Workload(object.name.clone()),
+            Self::Service(object) => ObjectKey::Service(object.name.clone()),
             Self::MeshConfig(_) => ObjectKey::MeshConfig,
-            Self::HttpRoute(o) => ObjectKey::HttpRoute(o.name.clone()),
-            Self::TlsRoute(o) => ObjectKey::TlsRoute(o.rule.route.clone()),
-            Self::TrafficTarget(o) => ObjectKey::TrafficTarget(o.name.clone()),
-            Self::HttpRouteGroup(o) => ObjectKey::HttpRouteGroup(o.name.clone()),
-            Self::TcpRoute(o) => ObjectKey::TcpRoute(o.name.clone()),
-            Self::GrpcRoute(o) => ObjectKey::GrpcRoute(o.name.clone()),
-            Self::ServicePolicy(o) => ObjectKey::ServicePolicy(o.name.clone()),
-            Self::TagRoute(o) => ObjectKey::TagRoute(o.name.clone()),
-            Self::SermantRouteRule(o) => ObjectKey::SermantRouteRule(o.name.clone()),
-            Self::Lane(o) => ObjectKey::Lane(o.name.clone()),
-            Self::ReferenceGrant(o) => ObjectKey::ReferenceGrant(o.name.clone()),
-            Self::AccessPolicy(o) => ObjectKey::AccessPolicy(o.name.clone()),
-            Self::TrafficSplit(o) => ObjectKey::TrafficSplit(o.name.clone()),
-            Self::GatewayTcpRoute(o) => ObjectKey::GatewayTcpRoute(o.rule.route.clone()),
-            Self::Gateway(o) => ObjectKey::Gateway(o.name.clone()),
-            Self::Ingress(o) => ObjectKey::Ingress(o.name.clone()),
-            Self::Egress(o) => ObjectKey::Egress(o.name.clone()),
-            Self::Retry(o) => ObjectKey::Retry(o.name.clone()),
-            Self::AccessCert(o) => ObjectKey::AccessCert(o.name.clone()),
+            Self::HttpRoute(object) => ObjectKey::HttpRoute(object.name.clone()),
+            Self::TlsRoute(object) => ObjectKey::TlsRoute(object.rule.route.clone()),
+            Self::TrafficTarget(object) => ObjectKey::TrafficTarget(object.name.clone()),
+            Self::HttpRouteGroup(object) => ObjectKey::HttpRouteGroup(object.name.clone()),
+            Self::TcpRoute(object) => ObjectKey::TcpRoute(object.name.clone()),
+            Self::GrpcRoute(object) => ObjectKey::GrpcRoute(object.name.clone()),
+            Self::ServicePolicy(object) => ObjectKey::ServicePolicy(object.name.clone()),
+            Self::TagRoute(object) => ObjectKey::TagRoute(object.name.clone()),
+            Self::SermantRouteRule(object) => ObjectKey::SermantRouteRule(object.name.clone()),
+            Self::Lane(object) => ObjectKey::Lane(object.name.clone()),
+            Self::ReferenceGrant(object) => ObjectKey::ReferenceGrant(object.name.clone()),
+            Self::AccessPolicy(object) => ObjectKey::AccessPolicy(object.name.clone()),
+            Self::TrafficSplit(object) => ObjectKey::TrafficSplit(object.name.clone()),
+            Self::GatewayTcpRoute(object) => ObjectKey::GatewayTcpRoute(object.rule.route.clone()),
+            Self::Gateway(object) => ObjectKey::Gateway(object.name.clone()),
+            Self::Ingress(object) => ObjectKey::Ingress(object.name.clone()),
+            Self::Egress(object) => ObjectKey::Egress(object.name.clone()),
+            Self::Retry(object) => ObjectKey::Retry(object.name.clone()),
+            Self::AccessCert(object) => ObjectKey::AccessCert(object.name.clone()),
         }
     }
 }
@@ -154,27 +154,27 @@ pub enum ObjectKey {
     HttpRoute(RouteName),
     /// A Gateway API route for TLS passthrough.
     TlsRoute(RouteName),
-    /// An SMI access policy.
+    /// An SMI policy that allows traffic between accounts.
     TrafficTarget(PolicyName),
-    /// SMI request matches.
+    /// Named request matches of SMI.
     HttpRouteGroup(RouteGroupName),
-    /// SMI ports.
+    /// Workload ports of an SMI policy.
     TcpRoute(TcpRouteName),
     /// A Gateway API route for gRPC.
     GrpcRoute(RouteName),
     /// A traffic policy of some services.
     ServicePolicy(ServicePolicyName),
-    /// Tag rules.
+    /// Rules that select instances by their labels.
     TagRoute(TagRouteName),
     /// Tag rules as Sermant publishes them.
     SermantRouteRule(TagRouteName),
     /// Request marks at the first service of a lane.
     Lane(TagRouteName),
-    /// A Gateway API grant.
+    /// A Gateway API grant for references from other namespaces.
     ReferenceGrant(GrantName),
-    /// Allow and deny rules.
+    /// Allow and deny rules for inbound traffic.
     AccessPolicy(PolicyName),
-    /// SMI traffic shares.
+    /// An SMI distribution of a service's traffic.
     TrafficSplit(RouteName),
     /// A Gateway API route for TCP connections.
     GatewayTcpRoute(RouteName),

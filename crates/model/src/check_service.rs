@@ -10,21 +10,21 @@ use crate::route::RequestMatch;
 use crate::server::Server;
 use crate::service_policy::{ServicePolicy, ServicePolicyName, ServiceRule, attached_policies};
 
-/// A check service, and the handling of requests that it does not answer.
+/// A check service, and the handling of requests that it does not respond to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CheckService {
-    /// Its address.
+    /// The address of the service.
     pub at: CheckServiceAddress,
     /// The timeout of a check request.
     pub timeout: Duration,
-    /// The handling of unanswered requests.
+    /// The handling of a request for which no check response arrives.
     pub failure_mode: FailureMode,
 }
 
 impl CheckService {
-    /// The minimum timeout.
+    /// The minimum timeout of a check request.
     pub const MIN_TIMEOUT: Duration = Duration::from_millis(1);
-    /// The maximum timeout.
+    /// The maximum timeout of a check request.
     pub const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 }
 
@@ -33,9 +33,9 @@ impl CheckService {
 pub enum CheckServiceAddress {
     /// A port of a mesh service, over links.
     Service {
-        /// The service.
+        /// The name of the service.
         service: ServiceName,
-        /// Its port.
+        /// The port of the service.
         port: u16,
     },
     /// A server outside the mesh.
@@ -51,7 +51,7 @@ impl fmt::Display for CheckServiceAddress {
     }
 }
 
-/// The handling of a request that a check service does not answer.
+/// The handling of a request for which a check service does not respond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FailureMode {
     /// The request is denied.
@@ -69,7 +69,7 @@ impl FailureMode {
 /// The requests that an external authorization service checks, and the content of its check requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Authorization {
-    /// The service.
+    /// The authorization service.
     pub check_service: CheckService,
     /// Matching requests, any of these; all when empty.
     pub requests: Vec<RequestMatch>,
@@ -111,9 +111,9 @@ pub enum LongBodyAction {
 /// The descriptors that a rate limit service receives.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GlobalLimit {
-    /// The service.
+    /// The rate limit service.
     pub check_service: CheckService,
-    /// The domain of its limits.
+    /// The domain of the limits at the service.
     pub domain: String,
     /// The descriptors, at least one; a descriptor is sent if all its entries have a value.
     pub descriptors: Vec<Descriptor>,
@@ -128,7 +128,7 @@ pub struct GlobalLimit {
 pub struct Descriptor {
     /// Matching requests, any of these; all when empty.
     pub requests: Vec<RequestMatch>,
-    /// Its entries, at least one.
+    /// The entries, at least one.
     pub entries: Vec<DescriptorEntry>,
     /// The number of hits that a request counts as; at least 1.
     pub hits_addend: u32,
@@ -137,35 +137,35 @@ pub struct Descriptor {
 /// A key and the source of its value.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct DescriptorEntry {
-    /// The key.
+    /// The key of the entry.
     pub key: String,
-    /// Its value.
+    /// The source of the entry's value.
     pub value: DescriptorValue,
 }
 
 /// The source of an entry's value.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DescriptorValue {
-    /// A constant.
+    /// A constant value.
     Text(String),
     /// The value of this header, in lower case; the descriptor is omitted without it.
     Header(String),
     /// The path, without the query.
     Path,
-    /// The method.
+    /// The request method.
     Method,
-    /// The calling account; the descriptor is omitted without one.
+    /// The calling account; the descriptor is omitted for an unauthenticated caller.
     Client,
-    /// The client's address.
+    /// The IP address of the client.
     Address,
 }
 
 /// An external authorization or token policy of an application port, and its name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PortCheck {
-    /// The policy.
+    /// The name of the policy.
     pub policy: ServicePolicyName,
-    /// Its setting.
+    /// The check that the policy requires.
     pub check: RequestCheck,
 }
 
@@ -174,7 +174,7 @@ pub struct PortCheck {
 pub enum RequestCheck {
     /// An external authorization service.
     Authorization(Box<Authorization>),
-    /// JSON web tokens.
+    /// Validation of JSON web tokens.
     Tokens(Box<JwtValidation>),
 }
 
@@ -189,9 +189,9 @@ impl PortCheck {
         let mut checks: Vec<Self> = Vec::new();
         for policy in attached_policies(policies, service, port) {
             let Some(check) = policy.rule.server_check() else { continue };
-            let is_same =
+            let is_same_kind =
                 |selected: &Self| std::mem::discriminant(&selected.check) == check.discriminant();
-            if !checks.iter().any(is_same) {
+            if !checks.iter().any(is_same_kind) {
                 checks.push(Self { policy: policy.name.clone(), check: check.clone() });
             }
         }

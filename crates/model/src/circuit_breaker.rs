@@ -8,9 +8,9 @@ use crate::service_policy::{FailureClasses, ServicePolicyName};
 /// The circuit breaker of a port, and the policy that sets it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PortCircuitBreaker {
-    /// The policy.
+    /// The name of the policy.
     pub policy: ServicePolicyName,
-    /// Its setting.
+    /// The settings of the policy.
     pub rule: CircuitBreaker,
 }
 
@@ -30,13 +30,13 @@ pub struct CircuitBreaker {
 /// The concurrency limits of a port; unlimited when absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct CircuitLimits {
-    /// Opaque connections. The links that requests share are not limited.
+    /// The maximum number of opaque connections. The links that requests share are not limited.
     pub connections: Option<u32>,
-    /// Requests in progress; each attempt counts.
+    /// The maximum number of requests in progress; each attempt counts.
     pub requests: Option<u32>,
-    /// Requests that wait for a connection.
+    /// The maximum number of requests that wait for a connection.
     pub pending: Option<u32>,
-    /// Retries in progress.
+    /// The maximum number of retries in progress.
     pub retries: Option<u32>,
 }
 
@@ -52,7 +52,7 @@ pub struct TripConditions {
     /// The minimum number of requests in the window; with fewer the circuit does not open.
     pub requests_min: u32,
     /// Opens at this many failed requests in the window.
-    pub failed: FailureThreshold,
+    pub failure_threshold: FailureThreshold,
     /// Opens after this many consecutive failures; disabled when absent.
     pub consecutive_failures: Option<u32>,
     /// Opens at too many slow requests in the window; disabled when absent.
@@ -69,16 +69,16 @@ pub struct FailureThreshold {
     /// A share of the requests, in millionths, at least 1.
     pub share_ppm: Option<u32>,
     /// A number of requests, at least 1.
-    pub number: Option<u32>,
+    pub count: Option<u32>,
 }
 
 /// The threshold of slow requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SlowRequests {
     /// The minimum duration of a slow request.
-    pub threshold: Duration,
-    /// The threshold of slow requests.
-    pub too_many: FailureThreshold,
+    pub min_duration: Duration,
+    /// The number or share of slow requests that opens the circuit.
+    pub threshold: FailureThreshold,
 }
 
 /// A response that replaces the upstream's.

@@ -10,12 +10,12 @@ use crate::ip_range::IpRange;
 /// Allowed clients, by address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ClientRanges {
-    /// No client.
+    /// No client is allowed.
     #[default]
     None,
-    /// Clients with an address of these ranges; at least one.
+    /// Only clients with an address of these ranges; at least one.
     Some(BTreeSet<IpRange>),
-    /// Every client.
+    /// Every client is allowed.
     Any,
 }
 

@@ -7,9 +7,9 @@ use crate::server::{InvalidEndpoint, Server};
 /// A collector's endpoint and protocol.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collector {
-    /// The protocol.
+    /// The protocol that the collector receives.
     pub protocol: CollectorProtocol,
-    /// The address.
+    /// The address of the collector.
     pub server: Server,
     /// The path of the POST requests.
     pub path: String,
@@ -29,9 +29,9 @@ pub enum CollectorProtocol {
 /// A kind of telemetry, by OpenTelemetry's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Signal {
-    /// Spans.
+    /// Spans of traces.
     Traces,
-    /// Metrics.
+    /// Metrics of sidecars.
     Metrics,
     /// Access log lines.
     Logs,
@@ -89,7 +89,7 @@ impl fmt::Display for Collector {
     }
 }
 
-/// Longer than the path of any collector in use.
+/// The maximum length of a path: longer than that of any collector in use.
 const MAX_PATH_BYTES: usize = 1024;
 
 #[cfg(test)]

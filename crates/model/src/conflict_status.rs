@@ -1,4 +1,4 @@
-//! Conflict status of service policies: those in force, and those that another one overrides.
+//! Conflict status of service policies: those that apply, and those that another one overrides.
 
 use crate::check_service::PortCheck;
 use crate::forwarding::{NoEffect, PolicyContext};
@@ -9,12 +9,12 @@ use crate::service_policy::{ServicePolicy, ServicePolicyName, TrafficPolicy};
 /// The conflict status of a service policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConflictStatus {
-    /// The policy is in force at one or more ports.
+    /// The policy applies to one or more ports.
     InForce,
     /// The policy is overridden at all ports, by this policy or by others of its kind.
     Overridden(ServicePolicyName),
-    /// The policy is in force and has no effect: routes forward the traffic of each port elsewhere, or the
-    /// traffic is opaque.
+    /// The policy applies to ports, but has no effect: routes forward the traffic of each port to other services,
+    /// or the traffic is opaque.
     NoEffect(NoEffect),
     /// The policy is attached to services or ports that do not exist.
     NoTarget,
@@ -41,7 +41,7 @@ impl ConflictStatus {
                 }
                 continue;
             }
-            // The policies in force at the port that prevent this one from being in force.
+            // True for a policy that applies to the port and prevents this one from applying.
             let overrides = |effective: &&ServicePolicyName| {
                 let candidates = policies.iter().copied();
                 let candidates = candidates.filter(|candidate| {
@@ -57,7 +57,7 @@ impl ConflictStatus {
     }
 }
 
-/// Returns the policies in force at a port, one of each kind.
+/// Returns the policies that apply to a port, one of each kind.
 fn effective_policies<'a>(
     policies: impl IntoIterator<Item = &'a ServicePolicy> + Clone,
     service: &ServiceName,
@@ -121,7 +121,7 @@ mod tests {
         }
 
         fn port_destinations(&self, _: &ServiceName, _: u16) -> Destinations {
-            Destinations { own: true, ..Destinations::default() }
+            Destinations { reaches_own_endpoints: true, ..Destinations::default() }
         }
 
         fn shares_workloads(&self, _: &ServiceName, _: u16) -> bool {

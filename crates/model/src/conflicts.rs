@@ -11,7 +11,7 @@ impl RouteParent {
     /// True if this parent includes a service port.
     #[must_use]
     pub fn includes_port(&self, service: &ServiceName, port: u16) -> bool {
-        self.service == *service && self.port.is_none_or(|only| only == port)
+        self.service == *service && self.port.is_none_or(|parent_port| parent_port == port)
     }
 }
 
@@ -46,8 +46,8 @@ impl TlsRoute {
             let same_name = preceding.clone().filter(|route| route.rule.hostnames.contains(name));
             same_name.min_by_key(|route| (route.created, &route.rule.route))
         });
-        let first = owners.next().flatten()?;
-        owners.all(|owner| owner.is_some()).then_some(first)
+        let first_owner = owners.next().flatten()?;
+        owners.all(|owner| owner.is_some()).then_some(first_owner)
     }
 }
 

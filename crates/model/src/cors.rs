@@ -25,7 +25,7 @@ pub struct Cors {
 pub enum AllowedWords {
     /// Any word.
     Any,
-    /// These.
+    /// Only these words.
     Only(Vec<String>),
 }
 
@@ -46,15 +46,15 @@ impl OriginPattern {
     /// # Errors
     /// [`InvalidOrigin`] for an origin that no browser sends, and for a `*` that would match unrelated hosts.
     pub fn new(text: &str) -> Result<Self, InvalidOrigin> {
-        let rejected = |hint: String| {
+        let invalid_origin = |hint: String| {
             let text = text.chars().take(MAX_ORIGIN_BYTES).collect();
             InvalidOrigin { text, hint }
         };
-        let invalid = || rejected(FORM_HINT.to_owned());
-        if text == ANY {
+        let invalid_form = || invalid_origin(FORM_HINT.to_owned());
+        if text == ANY_ORIGIN {
             return Ok(Self(text.to_owned()));
         }
-        let (scheme, host_and_port) = text.split_once("://").ok_or_else(invalid)?;
+        let (scheme, host_and_port) = text.split_once("://").ok_or_else(invalid_form)?;
         // Colons within brackets belong to an IPv6 address.
         let (host, port) = match host_and_port.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
@@ -66,28 +66,31 @@ impl OriginPattern {
             scheme.bytes().next().is_some_and(|byte| byte.is_ascii_lowercase());
         let is_valid_scheme = starts_with_letter && scheme.bytes().all(is_scheme_byte);
         if text.len() > MAX_ORIGIN_BYTES || !is_valid_scheme {
-            return Err(invalid());
+            return Err(invalid_form());
         }
-        match host.strip_prefix(ANY) {
+        match host.strip_prefix(ANY_ORIGIN) {
             Some("") => {}
-            Some(rest) => match rest.strip_prefix('.') {
-                Some(rest) if is_host(rest) => {}
-                None if is_host(rest) => {
+            Some(suffix) => match suffix.strip_prefix('.') {
+                Some(suffix) if is_host(suffix) => {}
+                None if is_host(suffix) => {
                     // Without the dot, unrelated hosts with the same ending match.
                     let port = port.map(|port| format!(":{port}")).unwrap_or_default();
-                    return Err(rejected(format!("write `{scheme}://*.{rest}{port}`")));
+                    return Err(invalid_origin(format!("write `{scheme}://*.{suffix}{port}`")));
                 }
-                Some(_) | None => return Err(invalid()),
+                Some(_) | None => return Err(invalid_form()),
             },
             None if is_host(host) || is_address(host) => {}
-            None => return Err(invalid()),
+            None => return Err(invalid_form()),
         }
         let Some(port) = port else { return Ok(Self(text.to_owned())) };
-        // As browsers write it, without a sign or leading zeros.
-        let number = port.parse::<u16>().ok().filter(|number| *number > 0);
-        let number = number.filter(|number| number.to_string() == port).ok_or_else(invalid)?;
-        if DEFAULT_PORTS.contains(&(scheme, number)) {
-            return Err(rejected(format!("browsers omit this port: write `{scheme}://{host}`")));
+        // Browsers write the port without a sign or leading zeros.
+        let port_number = port.parse::<u16>().ok().filter(|number| *number > 0);
+        let port_number =
+            port_number.filter(|number| number.to_string() == port).ok_or_else(invalid_form)?;
+        if DEFAULT_PORTS.contains(&(scheme, port_number)) {
+            return Err(invalid_origin(format!(
+                "browsers omit this port: write `{scheme}://{host}`"
+            )));
         }
         Ok(Self(text.to_owned()))
     }
@@ -95,7 +98,7 @@ impl OriginPattern {
     /// True if the pattern matches every origin.
     #[must_use]
     pub fn is_any(&self) -> bool {
-        self.0 == ANY
+        self.0 == ANY_ORIGIN
     }
 
     /// True if an origin, as a browser sends it, matches.
@@ -106,11 +109,11 @@ impl OriginPattern {
         }
         let Some((scheme, host)) = self.0.split_once("://") else { return false };
         let Some(host_and_port) =
-            origin.strip_prefix(scheme).and_then(|rest| rest.strip_prefix("://"))
+            origin.strip_prefix(scheme).and_then(|remainder| remainder.strip_prefix("://"))
         else {
             return false;
         };
-        match host.strip_prefix(ANY) {
+        match host.strip_prefix(ANY_ORIGIN) {
             None => host_and_port == host,
             // A pattern with a port requires the same port; a pattern without one requires none.
             Some(suffix) => {
@@ -143,11 +146,11 @@ impl fmt::Display for OriginPattern {
 pub struct InvalidOrigin {
     /// The text, truncated to 253 characters.
     pub text: String,
-    /// The suggested text.
+    /// A suggestion for the author.
     pub hint: String,
 }
 
-/// Returns true for a host of non-empty labels, as browsers send it.
+/// True for a host of non-empty labels, in the form that browsers send.
 fn is_host(host: &str) -> bool {
     let is_label = |label: &str| {
         let is_label_byte =
@@ -157,7 +160,7 @@ fn is_host(host: &str) -> bool {
     host.split('.').all(is_label)
 }
 
-/// Returns true for an IPv6 address in brackets, in the one form that browsers send.
+/// True for an IPv6 address in brackets, in the form that browsers send.
 fn is_address(host: &str) -> bool {
     let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     address.is_some_and(|text| {
@@ -171,7 +174,7 @@ const FORM_HINT: &str = "use `*`, or one such as https://www.example.com or http
 const DEFAULT_PORTS: [(&str, u16); 5] =
     [("http", 80), ("https", 443), ("ws", 80), ("wss", 443), ("ftp", 21)];
 /// The pattern that matches every origin.
-const ANY: &str = "*";
+const ANY_ORIGIN: &str = "*";
 /// The maximum length of an origin: that of a DNS name.
 const MAX_ORIGIN_BYTES: usize = 253;
 
@@ -229,6 +232,10 @@ mod tests {
                 "{pattern}"
             );
         }
+    }
+
+    #[test]
+    fn an_invalid_origin_pattern_is_rejected() {
         for invalid in [
             "",
             "a.example",

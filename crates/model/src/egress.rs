@@ -9,24 +9,24 @@ use crate::tls_route::HostPattern;
 /// An `Egress` of OSM, osm-edge or FSM. It has no effect while the mesh allows all egress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EgressPolicy {
-    /// Its name.
+    /// The name of the policy.
     pub name: PolicyName,
-    /// The accounts that it applies to.
+    /// The accounts that the policy applies to.
     pub sources: Vec<ServiceAccount>,
     /// The allowed hosts, for traffic with a host name.
     pub hosts: Vec<HostPattern>,
     /// The allowed addresses; any when empty.
     pub ranges: Vec<IpRange>,
-    /// The allowed ports.
+    /// The allowed ports, with the source of the destination name at each.
     pub ports: Vec<EgressPort>,
     /// The allowed requests, by route groups of the policy's namespace; all when empty.
     pub groups: Vec<RouteGroupName>,
 }
 
-/// An allowed port.
+/// A port that an egress policy allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EgressPort {
-    /// The port.
+    /// The number of the port.
     pub port: u16,
     /// The source of the destination name.
     pub matched_by: MatchedBy,
@@ -39,21 +39,21 @@ pub enum MatchedBy {
     Http,
     /// The TLS server name.
     ServerName,
-    /// The address only.
+    /// The destination address; names are not checked.
     Address,
 }
 
 impl MatchedBy {
-    /// All values.
+    /// All values, in the order of the documentation.
     pub const ALL: &'static [Self] = &[Self::Http, Self::ServerName, Self::Address];
 }
 
 /// An egress rule: the destinations that one policy allows a workload at one port, as sent to its sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EgressRule {
-    /// The policy.
+    /// The name of the policy.
     pub policy: PolicyName,
-    /// The port.
+    /// The port of the destination.
     pub port: u16,
     /// The source of the destination name.
     pub matched_by: MatchedBy,

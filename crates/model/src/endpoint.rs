@@ -11,18 +11,18 @@ use crate::name::{ServiceName, WorkloadName};
 /// it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointId {
-    /// The service it serves.
+    /// The service that the workload serves.
     pub service: ServiceName,
-    /// The service's port.
+    /// The port of the service.
     pub port: u16,
-    /// The workload that serves it.
+    /// The workload that serves the port.
     pub workload: WorkloadName,
 }
 
-/// One address of one service port: the inbound listener of a sidecar, or an application without one.
+/// One address of one service port: the inbound listener of a sidecar, or an application without a sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Endpoint {
-    /// Its identity across changes of address.
+    /// The identity of the endpoint across changes of address.
     pub id: EndpointId,
     /// The mutual TLS address of its sidecar, or the address of the application if it has none.
     pub address: SocketAddr,
@@ -31,7 +31,7 @@ pub struct Endpoint {
     pub account: Option<ServiceAccount>,
     /// The labels of its workload that the service's tag rules use.
     pub tags: BTreeMap<String, String>,
-    /// Its weight among the endpoints of its port; absent if all are equal.
+    /// The weight among the endpoints of the port; absent if all are equal.
     pub weight: Option<Weight>,
 }
 

@@ -9,11 +9,11 @@ use crate::name::{InvalidName, Name, PolicyName, SecretName};
 /// An `AccessCert`: requests a certificate for an external client, stored in a Secret of its own namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessCert {
-    /// Its name.
+    /// The name of the object.
     pub name: PolicyName,
     /// The DNS names of the certificate, at least one.
     pub subjects: Vec<Name>,
-    /// The Secret, of its own namespace.
+    /// The Secret for the certificate, in the namespace of the object.
     pub secret: Name,
 }
 
@@ -42,8 +42,8 @@ impl FromStr for ExternalPrincipalId {
     fn from_str(text: &str) -> Result<Self, InvalidName> {
         let invalid = || InvalidName { text: text.chars().take(253).collect() };
         let path = text.strip_prefix(URI_SCHEME).ok_or_else(invalid)?;
-        let parts: Vec<&str> = path.split('/').collect();
-        match parts.as_slice() {
+        let path_elements: Vec<&str> = path.split('/').collect();
+        match path_elements.as_slice() {
             [domain, "guest", namespace, name] => Ok(Self {
                 trust_domain: TrustDomain::new(domain)?,
                 secret: SecretName::new(namespace, name)?,
@@ -81,15 +81,16 @@ pub fn check_subject(
     let Some(account_labels) = domain_prefix(subject, trust_domain) else {
         return Ok(());
     };
-    let mut parts = account_labels.split('.');
-    let (Some(account), Some(namespace), None) = (parts.next(), parts.next(), parts.next()) else {
+    let mut labels = account_labels.split('.');
+    let (Some(account), Some(namespace), None) = (labels.next(), labels.next(), labels.next())
+    else {
         return Err(BadSubject::Domain(trust_domain.clone()));
     };
     match scope {
         _ if account.is_empty() => Err(BadSubject::Domain(trust_domain.clone())),
-        SubjectScope::Namespace(namespace_name) if namespace_name.as_str() != namespace => {
+        SubjectScope::Namespace(own_namespace) if own_namespace.as_str() != namespace => {
             Err(BadSubject::Namespace {
-                own: namespace_name.clone(),
+                own: own_namespace.clone(),
                 trust_domain: trust_domain.clone(),
             })
         }
@@ -125,7 +126,7 @@ pub enum BadSubject {
     Namespace {
         /// The namespace of the policy.
         own: Name,
-        /// The trust domain.
+        /// The trust domain of the mesh.
         trust_domain: TrustDomain,
     },
 }

@@ -11,24 +11,24 @@ use crate::service_policy::ServicePolicyName;
 /// The faults of requests to a port, and the policy that sets them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PortFaults {
-    /// The policy.
+    /// The name of the policy.
     pub policy: ServicePolicyName,
-    /// Its rules in document order; the first match decides.
+    /// The rules in document order; the first match decides.
     pub rules: Vec<FaultRule>,
 }
 
 /// A fault rule. At least one of the two faults is set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FaultRule {
-    /// Its own name, or its index in the document, such as `rules[0]`.
+    /// The name of the rule, or its index in the document, such as `rules[0]`.
     pub name: String,
     /// Matching requests, any of these; all when empty.
     pub requests: Vec<RequestMatch>,
     /// Matching callers, any of these; all when empty.
     pub peers: Vec<PeerMatch>,
-    /// Delays requests.
+    /// The delay of requests, if any.
     pub delay: Option<FaultDelay>,
-    /// Answers requests without forwarding them.
+    /// The response to requests that are not forwarded, if any.
     pub abort: Option<FaultAbort>,
 }
 
@@ -45,13 +45,13 @@ impl FaultRule {
 pub struct FaultDelay {
     /// The share of requests, in millionths.
     pub share_ppm: u32,
-    /// The length of the delay, at most [`FaultDelay::MAX_TIME`].
+    /// The length of the delay, at most [`FaultDelay::MAX_DELAY`].
     pub time: Duration,
 }
 
 impl FaultDelay {
     /// The maximum delay: a delayed request holds its connection.
-    pub const MAX_TIME: Duration = Duration::from_secs(600);
+    pub const MAX_DELAY: Duration = Duration::from_secs(600);
 }
 
 /// A response from the client's own sidecar to a share of requests.
@@ -59,7 +59,7 @@ impl FaultDelay {
 pub struct FaultAbort {
     /// The share of requests, in millionths.
     pub share_ppm: u32,
-    /// The response.
+    /// The response to the aborted request.
     pub response: FixedResponse,
     /// The gRPC status, 1 to 16; derived from the HTTP status when absent.
     pub grpc: Option<u8>,
@@ -68,7 +68,7 @@ pub struct FaultAbort {
 impl FaultAbort {
     /// True if the fault applies to every request.
     #[must_use]
-    pub const fn is_whole(&self) -> bool {
+    pub const fn applies_to_all(&self) -> bool {
         self.share_ppm >= 1_000_000
     }
 }

@@ -19,18 +19,18 @@ pub struct Floor {
     pub exclusions_forbidden: bool,
     /// The allowed repositories of sidecar images; any when empty.
     pub sidecar_images: BTreeSet<String>,
-    /// Exempt namespaces.
+    /// The namespaces that the floor does not apply to.
     pub except_namespaces: BTreeSet<Name>,
 }
 
 /// A setting that the floor overrides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OverriddenSetting {
-    /// The field of the setting.
+    /// The field of the setting in manifests.
     pub field: &'static str,
-    /// The overridden value.
+    /// The value that the author requested.
     pub requested: &'static str,
-    /// The value in force.
+    /// The value that applies instead.
     pub in_force: &'static str,
 }
 
@@ -108,18 +108,22 @@ mod tests {
             config.floor.default_policy = floor;
             let admission = AdmissionSettings { default_policy: Some(requested), mtls: None };
             config.namespaces.insert(parse_name("shop"), admission);
-            assert_eq!(config.mode_in(&parse_name("shop")), in_force, "{requested:?} {floor:?}");
+            assert_eq!(
+                config.default_policy_in(&parse_name("shop")),
+                in_force,
+                "{requested:?} {floor:?}"
+            );
             assert_eq!(
                 config.overridden_in(&parse_name("shop"), admission).len(),
                 usize::from(requested != in_force)
             );
             config.floor.except_namespaces = [parse_name("shop")].into();
-            assert_eq!(config.mode_in(&parse_name("shop")), requested, "excepted");
+            assert_eq!(config.default_policy_in(&parse_name("shop")), requested, "excepted");
             config.floor.except_namespaces.clear();
         }
         // The floor also overrides the default of the mesh.
         config.floor.default_policy = Some(Deny);
-        assert_eq!(config.mode_in(&parse_name("other")), Deny);
+        assert_eq!(config.default_policy_in(&parse_name("other")), Deny);
         assert!(config.default_policies().any(|default_policy| default_policy == Deny));
     }
 

@@ -8,7 +8,7 @@ use crate::change::ObjectKey;
 use crate::check_service::PortCheck;
 use crate::name::{RouteName, ServiceName};
 use crate::rate_limit::PortLimits;
-use crate::route::{HttpRoute, RouteKind, RouteParent, RouteRule, WeightedBackend, leads_back};
+use crate::route::{HttpRoute, RouteKind, RouteParent, RouteRule, WeightedBackend, is_only_parent};
 use crate::service_policy::{ServicePolicy, ServicePolicyName, TrafficPolicy};
 use crate::tag::{LaneRule, TagRules};
 use crate::tcp_rule::GatewayTcpRoute;
@@ -32,19 +32,19 @@ pub struct AttachedRoutes<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Destinations {
     /// True if some traffic reaches the port's own endpoints.
-    pub own: bool,
+    pub reaches_own_endpoints: bool,
     /// The ports of other services that routes forward to.
-    pub others: BTreeSet<(ServiceName, u16)>,
+    pub other_ports: BTreeSet<(ServiceName, u16)>,
     /// The effective routes, in order.
     pub routes: Vec<ObjectKey>,
     /// True if each rule that forwards requests has its own `retry`.
-    pub own_retries: bool,
+    pub has_own_retries: bool,
 }
 
 impl AttachedRoutes<'_> {
-    /// Computes the destinations of the traffic to a port. `is_opaque`: the port carries bytes; `may_forward`
-    /// permits an object to forward to a service. Clients of other namespaces with their own routes may use any
-    /// destination: then the port's own endpoints count as one.
+    /// Computes the destinations of the traffic to a port. `is_opaque` is true if the port carries opaque bytes;
+    /// `may_forward` returns true if a route may forward to a service. If clients of other namespaces have their
+    /// own routes, the port's own endpoints count as a destination.
     pub fn compute_destinations(
         &self,
         service: &ServiceName,
@@ -52,15 +52,17 @@ impl AttachedRoutes<'_> {
         is_opaque: bool,
         may_forward: impl Fn((RouteKind, &RouteName), &ServiceName) -> bool,
     ) -> Destinations {
-        let mut destinations =
-            Destinations { own: self.has_consumers(service), ..Destinations::default() };
+        let mut destinations = Destinations {
+            reaches_own_endpoints: self.has_consumers(service),
+            ..Destinations::default()
+        };
         let mut add_route = |object: (RouteKind, &RouteName), backends: &[WeightedBackend]| {
             for backend in backends.iter().filter(|backend| backend.weight > 0) {
                 let destination = (&backend.service, backend.port);
                 if destination == (service, port) {
-                    destinations.own = true;
+                    destinations.reaches_own_endpoints = true;
                 } else if backend.service == *service || may_forward(object, &backend.service) {
-                    destinations.others.insert((backend.service.clone(), backend.port));
+                    destinations.other_ports.insert((backend.service.clone(), backend.port));
                 }
             }
             let key = object.0.object_key(object.1.clone());
@@ -68,17 +70,20 @@ impl AttachedRoutes<'_> {
                 destinations.routes.push(key);
             }
         };
-        let requests = if is_opaque { Vec::new() } else { self.request_routes_for(service, port) };
-        for route in &requests {
+        let request_routes =
+            if is_opaque { Vec::new() } else { self.request_routes_for(service, port) };
+        for route in &request_routes {
             for rule in &route.rules {
                 let backends = if rule.is_forwarding() { &rule.backends[..] } else { &[] };
                 add_route((route.kind, &route.name), backends);
             }
         }
-        if !requests.is_empty() {
-            let mut forwarding_rules =
-                requests.iter().flat_map(|route| &route.rules).filter(|rule| rule.is_forwarding());
-            destinations.own_retries = !self.has_consumers(service)
+        if !request_routes.is_empty() {
+            let mut forwarding_rules = request_routes
+                .iter()
+                .flat_map(|route| &route.rules)
+                .filter(|rule| rule.is_forwarding());
+            destinations.has_own_retries = !self.has_consumers(service)
                 && forwarding_rules.all(|rule| rule.actions.retry.is_some());
             return destinations;
         }
@@ -87,12 +92,12 @@ impl AttachedRoutes<'_> {
             return destinations;
         }
         let tls_routes: Vec<&&TlsRoute> =
-            self.tls.iter().filter(|route| route.is_at(service, port)).collect();
+            self.tls.iter().filter(|route| route.is_attached_to(service, port)).collect();
         if !tls_routes.is_empty() {
             tls_routes.iter().for_each(|route| {
                 add_route((RouteKind::Tls, &route.rule.route), &route.rule.backends)
             });
-            destinations.own |= !is_opaque;
+            destinations.reaches_own_endpoints |= !is_opaque;
             return destinations;
         }
         let splits = self.splits.iter().filter(|split| split.root.service == *service);
@@ -102,7 +107,7 @@ impl AttachedRoutes<'_> {
         for split in group_splits.chain(whole_split) {
             add_route((RouteKind::Split, &split.name), &split.backends_for(port));
         }
-        destinations.own |= whole_split.is_none();
+        destinations.reaches_own_endpoints |= whole_split.is_none();
         destinations
     }
 
@@ -164,7 +169,7 @@ fn forwards_to<'a>(
     service: &ServiceName,
     port: u16,
 ) -> bool {
-    let stays_in_service = !parents.is_empty() && leads_back(parents, service);
+    let stays_in_service = !parents.is_empty() && is_only_parent(parents, service);
     let mut backends = backends.into_iter();
     !stays_in_service && backends.any(|backend| backend.service == *service && backend.port == port)
 }
@@ -185,13 +190,13 @@ impl TlsRoute {
         forwards_to(&self.parents, &self.rule.backends, service, port)
     }
 
-    fn is_at(&self, service: &ServiceName, port: u16) -> bool {
+    fn is_attached_to(&self, service: &ServiceName, port: u16) -> bool {
         self.rule.route.namespace == service.namespace
             && self.parents.iter().any(|parent| parent.includes_port(service, port))
     }
 }
 
-/// The reason that a policy has no effect on any traffic although it is in force at its service.
+/// The reason that a policy has no effect on any traffic although it applies to its service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoEffect {
     /// The service or port of the policy.
@@ -200,7 +205,7 @@ pub struct NoEffect {
     pub routes: Vec<ObjectKey>,
     /// The services that receive the traffic.
     pub others: BTreeSet<ServiceName>,
-    /// The cause.
+    /// The cause of the missing effect.
     pub cause: NoEffectCause,
 }
 
@@ -209,7 +214,7 @@ pub struct NoEffect {
 pub enum NoEffectCause {
     /// The routes forward nothing: each rule responds with a redirect, or has no backend with a weight.
     NoTraffic,
-    /// Each service that the routes forward to has its own policy, such as this one.
+    /// Each service that the routes forward to has a policy of the same kind, such as this one.
     OwnPolicies(ServicePolicyName),
     /// Sidecars of the service's workloads enforce the policy, and no request reaches one of them.
     OtherWorkloads,
@@ -272,7 +277,7 @@ impl fmt::Display for NoEffect {
 
 /// Formats a sentence about services with TCP ports only.
 #[must_use]
-pub fn no_requests(services: &[ServiceName]) -> String {
+pub fn describe_tcp_only_services(services: &[ServiceName]) -> String {
     let services: Vec<String> = services.iter().map(ToString::to_string).collect();
     format!("the ports of {} carry TCP, in which requests are not visible", services.join(", "))
 }
@@ -305,8 +310,7 @@ pub enum PolicySide {
 }
 
 impl NoEffect {
-    /// Returns the reason that a policy has no effect at a port where it is in force; `None` if it has an
-    /// effect.
+    /// Returns the reason that a policy has no effect at a port that it applies to; `None` if it has an effect.
     pub(crate) fn detect_at<'a>(
         policy: &ServicePolicy,
         service: &ServiceName,
@@ -318,7 +322,7 @@ impl NoEffect {
         if !policy.rule.acts_on_connections() && !context.sees_requests(service, port, side) {
             return Some(Self::without_requests(service, port, side));
         }
-        if destinations.own || context.is_backend(service, port) {
+        if destinations.reaches_own_endpoints || context.is_backend(service, port) {
             return None;
         }
         let policies = context.policies_of(service);
@@ -338,7 +342,7 @@ impl NoEffect {
         if is_inbound && context.shares_workloads(service, port) {
             return None;
         }
-        if destinations.others.is_empty() {
+        if destinations.other_ports.is_empty() {
             return Some(with_cause(NoEffectCause::NoTraffic));
         }
         if is_request_policy {
@@ -348,8 +352,12 @@ impl NoEffect {
             return Some(with_cause(NoEffectCause::OtherWorkloads));
         }
         let mut backend_policy_name = None;
-        for (other, port) in &destinations.others {
-            let backend_policy = TrafficPolicy::for_port(context.policies_of(other), other, *port);
+        for (backend_service, port) in &destinations.other_ports {
+            let backend_policy = TrafficPolicy::for_port(
+                context.policies_of(backend_service),
+                backend_service,
+                *port,
+            );
             let outlier_detection =
                 backend_policy.outlier_detection.map(|outlier_detection| outlier_detection.policy);
             let balancing = backend_policy.balancing.map(|balancing| balancing.policy);
@@ -363,9 +371,9 @@ impl NoEffect {
             .map(|backend_policy_name| with_cause(NoEffectCause::OwnPolicies(backend_policy_name)))
     }
 
-    /// Returns the reason that tag rules have no effect at a port where they are in force; `None` if they have
-    /// an effect.
-    pub fn of_tags<'a>(
+    /// Returns the reason that tag rules have no effect at a port that they apply to; `None` if they have an
+    /// effect.
+    pub fn detect_for_tags<'a>(
         effects: TagEffects,
         service: &ServiceName,
         port: u16,
@@ -377,13 +385,13 @@ impl NoEffect {
             return Some(Self::without_requests(service, port, side));
         }
         let destinations = context.port_destinations(service, port);
-        if destinations.own
+        if destinations.reaches_own_endpoints
             || context.is_backend(service, port)
             || marks && context.shares_workloads(service, port)
         {
             return None;
         }
-        let cause = match destinations.others.is_empty() {
+        let cause = match destinations.other_ports.is_empty() {
             true => NoEffectCause::NoTraffic,
             false if by_request || by_caller => NoEffectCause::OtherEndpoints,
             false => NoEffectCause::OtherWorkloads,
@@ -393,13 +401,13 @@ impl NoEffect {
 
     /// Returns the reason that a retry policy has no effect at the ports of its services. A reason about routes
     /// takes precedence over one about ports.
-    pub fn of_all_retries<'a, 'b>(
+    pub fn detect_for_retry_policy<'a, 'b>(
         ports: impl IntoIterator<Item = (&'b ServiceName, u16)>,
         context: &impl PolicyContext<'a>,
     ) -> Option<Self> {
         let mut reported: Option<Self> = None;
         for (service, port) in ports {
-            let no_effect = Self::of_retries(service, port, context)?;
+            let no_effect = Self::detect_for_retries(service, port, context)?;
             let is_about_port =
                 |no_effect: &Self| matches!(no_effect.cause, NoEffectCause::NoRequests(..));
             if reported.as_ref().is_none_or(is_about_port) {
@@ -411,7 +419,7 @@ impl NoEffect {
 
     /// Returns the reason that a retry policy has no effect at a port of a service that clients call; `None` if
     /// it has an effect.
-    fn of_retries<'a>(
+    fn detect_for_retries<'a>(
         service: &ServiceName,
         port: u16,
         context: &impl PolicyContext<'a>,
@@ -421,8 +429,10 @@ impl NoEffect {
         }
         let destinations = context.port_destinations(service, port);
         let cause = match () {
-            () if !destinations.own && destinations.others.is_empty() => NoEffectCause::NoTraffic,
-            () if destinations.own_retries => NoEffectCause::OwnRetries,
+            () if !destinations.reaches_own_endpoints && destinations.other_ports.is_empty() => {
+                NoEffectCause::NoTraffic
+            }
+            () if destinations.has_own_retries => NoEffectCause::OwnRetries,
             () => return None,
         };
         Some(destinations.no_effect(service, cause))
@@ -439,20 +449,20 @@ impl Destinations {
         NoEffect {
             service: service.clone(),
             routes: self.routes.clone(),
-            others: self.others.iter().map(|(other, _)| other.clone()).collect(),
+            others: self.other_ports.iter().map(|(service, _)| service.clone()).collect(),
             cause,
         }
     }
 }
 
-/// The effects of one tag rule object, or its lanes, at a port where they are in force.
+/// The effects of one tag rule object, or its lanes, at a port that they apply to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TagEffects {
-    /// Rules that match requests choose among the endpoints.
+    /// True if rules that match requests choose among the endpoints.
     pub by_request: bool,
-    /// Rules that match callers choose among the endpoints.
+    /// True if rules that match callers choose among the endpoints.
     pub by_caller: bool,
-    /// Sidecars of the service's workloads mark requests.
+    /// True if sidecars of the service's workloads mark requests.
     pub marks: bool,
 }
 
@@ -462,7 +472,7 @@ impl TagEffects {
     pub fn from_rules(rules: &TagRules, lanes: &[LaneRule]) -> Self {
         Self {
             by_request: !rules.rules.is_empty(),
-            by_caller: !rules.by_caller.is_empty(),
+            by_caller: !rules.caller_rules.is_empty(),
             marks: !lanes.is_empty(),
         }
     }

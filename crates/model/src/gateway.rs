@@ -15,9 +15,9 @@ use crate::workload::Workload;
 /// The configuration of the proxies of one Gateway API `Gateway`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Gateway {
-    /// Its name.
+    /// The name of the gateway.
     pub name: GatewayName,
-    /// Its ports; each number occurs once, in order.
+    /// The ports; each number occurs once, in order.
     pub ports: Vec<GatewayPort>,
 }
 
@@ -75,7 +75,7 @@ pub enum GatewayPortRules {
     Https(Vec<GatewayListener>),
     /// TLS passthrough, routed by server name.
     Passthrough(Vec<TlsRule>),
-    /// Opaque TCP.
+    /// Opaque TCP connections.
     Tcp(TcpRule),
 }
 
@@ -99,13 +99,13 @@ impl GatewayPortRules {
 /// takes a request (Gateway API, listener isolation).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GatewayListener {
-    /// Its name in the gateway.
+    /// The name of the listener, unique in the gateway.
     pub name: Name,
     /// The host names that it serves; any when absent.
     pub hostname: Option<HostPattern>,
     /// The certificates for clients; a session uses the first one that the client supports. Empty without TLS.
     pub certificates: Vec<GatewayCertificate>,
-    /// Its rules by host name; unmatched requests get a 404.
+    /// The rules by host name; unmatched requests receive a 404.
     pub hosts: Vec<HostRules>,
 }
 

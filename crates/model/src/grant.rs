@@ -6,9 +6,9 @@ use crate::route::RouteKind;
 /// A Gateway API `ReferenceGrant`, limited to routes and services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReferenceGrant {
-    /// Its name; it applies to services of the same namespace.
+    /// The name of the grant, which applies to services of the same namespace.
     pub name: GrantName,
-    /// The routes that it applies to.
+    /// The routes that the grant permits.
     pub from: Vec<GrantedRoutes>,
     /// The services that the routes may forward to; every service of the namespace for an absent entry.
     pub to: Vec<Option<Name>>,
@@ -17,9 +17,9 @@ pub struct ReferenceGrant {
 /// The routes of one kind in one namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GrantedRoutes {
-    /// The kind.
+    /// The kind of the routes.
     pub kind: RouteKind,
-    /// The namespace.
+    /// The namespace of the routes.
     pub namespace: Name,
 }
 

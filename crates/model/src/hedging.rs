@@ -7,9 +7,9 @@ use crate::service_policy::ServicePolicyName;
 /// The hedging of requests to a port, and the policy that sets it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PortHedging {
-    /// The policy.
+    /// The name of the policy.
     pub policy: ServicePolicyName,
-    /// Its setting.
+    /// The settings of the policy.
     pub rule: HedgeRule,
 }
 

@@ -59,9 +59,9 @@ impl fmt::Debug for ServiceAccount {
 /// A verified or expected identity: `spiffe://<trust-domain>/ns/<namespace>/sa/<account>`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpiffeId {
-    /// The trust domain that issued it.
+    /// The trust domain that issued the identity.
     pub trust_domain: TrustDomain,
-    /// The account.
+    /// The account that the identity names.
     pub account: ServiceAccount,
 }
 
@@ -78,8 +78,8 @@ impl FromStr for SpiffeId {
     fn from_str(text: &str) -> Result<Self, InvalidName> {
         let invalid = || InvalidName { text: text.chars().take(253).collect() };
         let path = text.strip_prefix("spiffe://").ok_or_else(invalid)?;
-        let parts: Vec<&str> = path.split('/').collect();
-        match parts.as_slice() {
+        let path_elements: Vec<&str> = path.split('/').collect();
+        match path_elements.as_slice() {
             [domain, "ns", namespace, "sa", name] => Ok(Self {
                 trust_domain: TrustDomain::new(domain)?,
                 account: ServiceAccount::new(namespace, name)?,

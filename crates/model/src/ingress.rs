@@ -12,13 +12,13 @@ use crate::route::RequestMatch;
 /// An `IngressBackend` or an `AccessControl`: allows clients outside the mesh at some ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IngressPolicy {
-    /// Its name.
+    /// The name of the policy.
     pub name: IngressName,
-    /// The ports that it opens; of services of its own namespace.
+    /// The ports that the policy opens, of services in the policy's namespace.
     pub backends: Vec<IngressBackend>,
-    /// The allowed clients.
+    /// The clients that the policy allows.
     pub sources: Vec<IngressSource>,
-    /// The allowed requests, by route groups of its own namespace; all when empty.
+    /// The allowed requests, by route groups of the policy's namespace; all when empty.
     pub groups: Vec<RouteGroupName>,
     /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
@@ -37,9 +37,9 @@ impl IngressPolicy {
 pub struct IngressName {
     /// The namespace of the policy.
     pub namespace: Name,
-    /// Its kind.
+    /// The kind of the policy.
     pub kind: IngressKind,
-    /// Its own name.
+    /// The name of the policy, unique for its kind in the namespace.
     pub name: Name,
 }
 
@@ -56,9 +56,9 @@ impl FromStr for IngressName {
 
     fn from_str(text: &str) -> Result<Self, InvalidName> {
         let parse = || {
-            let (kind, rest) = text.split_once(' ')?;
-            let kind = *IngressKind::ALL.iter().find(|known| known.as_str() == kind)?;
-            let (namespace, name) = rest.split_once('/')?;
+            let (kind, full_name) = text.split_once(' ')?;
+            let kind = *IngressKind::ALL.iter().find(|candidate| candidate.as_str() == kind)?;
+            let (namespace, name) = full_name.split_once('/')?;
             let (namespace, name) = (Name::new(namespace).ok()?, Name::new(name).ok()?);
             Some(Self { namespace, kind, name })
         };
@@ -76,7 +76,7 @@ pub enum IngressKind {
 }
 
 impl IngressKind {
-    /// All values.
+    /// All values, in the order of the documentation.
     pub const ALL: &'static [Self] = &[Self::IngressBackend, Self::AccessControl];
 
     /// Returns the word used in manifests.
@@ -103,11 +103,11 @@ pub struct IngressBackend {
 /// The protocol of external clients.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum IngressProtocol {
-    /// HTTP in plaintext.
+    /// HTTP without TLS.
     Http,
-    /// gRPC in plaintext.
+    /// gRPC without TLS.
     Grpc,
-    /// Any protocol of the application.
+    /// Any protocol of the application, without TLS of the mesh.
     Tcp,
     /// HTTP over TLS.
     Https {
@@ -135,7 +135,7 @@ pub enum ClientCertificateMode {
     Skipped,
 }
 
-/// An allowed client.
+/// The clients that an entry of an ingress policy allows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IngressSource {
     /// Clients with the address of a workload of this service.
@@ -168,7 +168,7 @@ impl IngressSource {
 /// An ingress rule: one port that a policy opens, as sent to the workload's sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct IngressRule {
-    /// The policy.
+    /// The name of the policy.
     pub policy: IngressName,
     /// The port of the application.
     pub port: u16,

@@ -86,10 +86,12 @@ impl FromStr for Instance {
 #[error("use `pod:` and a UID of 1 to 64 letters, digits or `-`, or `registration:` and a number")]
 pub struct InvalidInstance;
 
+/// The prefix of a pod's UID in the text of an instance.
 const POD_PREFIX: &str = "pod:";
+/// The prefix of a registration's number in the text of an instance.
 const REGISTRATION_PREFIX: &str = "registration:";
 
-/// Kubernetes assigns UUIDs of 36 bytes; static pods have hashes of 32.
+/// The maximum length of a UID. Kubernetes assigns UUIDs of 36 bytes; static pods have hashes of 32.
 const MAX_UID_BYTES: usize = 64;
 
 #[cfg(test)]

@@ -133,7 +133,7 @@ pub struct InvalidIpRange {
     pub text: String,
 }
 
-/// The maximum length of a text in an error.
+/// The maximum number of characters of a text in an error.
 const MAX_TEXT_CHARACTERS: usize = 64;
 
 #[cfg(test)]

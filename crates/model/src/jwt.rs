@@ -20,11 +20,11 @@ pub struct JwtValidation {
 /// The requests that must carry a token. A request with an invalid token is always denied.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum TokenRequirement {
-    /// None.
+    /// No request must carry a token.
     Never,
-    /// All.
+    /// Every request must carry a token.
     Always,
-    /// Any of these; at least one.
+    /// Requests that match any of these must carry a token; at least one.
     Matching(Vec<RequestMatch>),
 }
 
@@ -35,7 +35,7 @@ pub struct JwtIssuer {
     pub issuer: String,
     /// The accepted audiences, any of these; any audience when empty.
     pub aud: Vec<String>,
-    /// Its public keys.
+    /// The public keys of the issuer.
     pub keys: IssuerKeys,
     /// The locations of the token in requests; at least one.
     pub locations: Vec<JwtLocation>,
@@ -97,7 +97,7 @@ pub enum KeySource {
 /// A JWKS endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyServer {
-    /// Its address.
+    /// The address of the endpoint.
     pub server: Server,
     /// The request path, with the query if any.
     pub path: String,
@@ -141,12 +141,12 @@ impl fmt::Display for KeySource {
 pub enum JwtLocation {
     /// A header, after a prefix such as `Bearer `.
     Header {
-        /// Its name, in lower case.
+        /// The header name, in lower case.
         name: String,
         /// The text before the token; matched case-insensitively.
         prefix: String,
     },
-    /// A query parameter.
+    /// A query parameter of this name.
     Query(String),
 }
 

@@ -93,7 +93,7 @@ pub use fault::{FaultAbort, FaultDelay, FaultRule, PortFaults};
 pub use floor::{Floor, OverriddenSetting, repository_of};
 pub use forwarding::{
     AttachedRoutes, Destinations, NoEffect, NoEffectCause, PolicyContext, PolicySide, TagEffects,
-    no_requests,
+    describe_tcp_only_services,
 };
 pub use gateway::{
     GATEWAY_ACCOUNT_PREFIX, GATEWAY_LABEL, Gateway, GatewayCertificate, GatewayListener,
@@ -134,7 +134,7 @@ pub use retry_policy::{RetryPolicy, ServiceRetry};
 pub use revocation::{Revocations, RevokedWorkload};
 pub use route::{
     FieldMatch, HttpRoute, PathMatch, RequestMatch, RouteKind, RouteParent, RouteRule, ValueMatch,
-    WeightedBackend, leads_back,
+    WeightedBackend, is_only_parent,
 };
 pub use rule_kind::RuleKind;
 pub use server::{InvalidEndpoint, Server};

@@ -8,7 +8,7 @@ pub struct LogTemplate {
     parts: Vec<LogPart>,
 }
 
-/// A part of a template.
+/// A part of a template: literal text or a field.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum LogPart {
     /// Literal text.
@@ -55,22 +55,23 @@ impl LogTemplate {
         while let Some(brace) = remaining.find(['{', '}']) {
             let (literal_text, from_brace) = remaining.split_at(brace);
             literal.push_str(literal_text);
-            if let Some(after) = from_brace.strip_prefix("{{").or(from_brace.strip_prefix("}}")) {
+            if let Some(remainder) = from_brace.strip_prefix("{{").or(from_brace.strip_prefix("}}"))
+            {
                 literal.push_str(&from_brace[..1]);
-                remaining = after;
+                remaining = remainder;
                 continue;
             }
-            let field_and_rest = from_brace
+            let field_and_remainder = from_brace
                 .strip_prefix('{')
-                .and_then(|field_and_rest| field_and_rest.split_once('}'));
-            let (name, after) = field_and_rest.ok_or(InvalidTemplate::Brace)?;
+                .and_then(|field_and_remainder| field_and_remainder.split_once('}'));
+            let (name, remainder) = field_and_remainder.ok_or(InvalidTemplate::Brace)?;
             let field = LOG_FIELDS.iter().find(|field| **field == name);
             let field = *field.ok_or_else(|| InvalidTemplate::Unknown(name.to_owned()))?;
             if !literal.is_empty() {
                 parts.push(LogPart::Text(std::mem::take(&mut literal)));
             }
             parts.push(LogPart::Field(field));
-            remaining = after;
+            remaining = remainder;
         }
         literal.push_str(remaining);
         if !literal.is_empty() {
@@ -82,7 +83,7 @@ impl LogTemplate {
         }
     }
 
-    /// Returns its parts, in order.
+    /// Returns the parts, in order.
     #[must_use]
     pub fn parts(&self) -> &[LogPart] {
         &self.parts

@@ -43,9 +43,9 @@ pub struct MeshConfig {
 /// The admission settings of a namespace or a workload; absent fields are inherited from the next larger scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct AdmissionSettings {
-    /// The default policy.
+    /// The decision about traffic to which no policy applies.
     pub default_policy: Option<DefaultPolicy>,
-    /// The mutual TLS mode.
+    /// The handling of connections without mutual TLS.
     pub mtls: Option<MtlsMode>,
 }
 
@@ -53,27 +53,27 @@ impl MeshConfig {
     /// Returns the default policy of a workload: its own, or else that of its namespace, or else that of the
     /// mesh; never below the floor.
     #[must_use]
-    pub fn mode_of(&self, workload: &Workload) -> DefaultPolicy {
+    pub fn default_policy_of(&self, workload: &Workload) -> DefaultPolicy {
         let namespace = &workload.name.namespace;
         let workload_policy = workload
             .admission
             .default_policy
-            .map(|default_policy| self.raise_mode(namespace, default_policy));
-        workload_policy.unwrap_or_else(|| self.mode_in(namespace))
+            .map(|default_policy| self.raise_to_floor(namespace, default_policy));
+        workload_policy.unwrap_or_else(|| self.default_policy_in(namespace))
     }
 
     /// Returns the default policy of a namespace: its own, or else that of the mesh; never below the floor.
     #[must_use]
-    pub fn mode_in(&self, namespace: &Name) -> DefaultPolicy {
+    pub fn default_policy_in(&self, namespace: &Name) -> DefaultPolicy {
         let namespace_policy =
             self.namespaces.get(namespace).and_then(|admission| admission.default_policy);
-        self.raise_mode(namespace, namespace_policy.unwrap_or(self.default_policy))
+        self.raise_to_floor(namespace, namespace_policy.unwrap_or(self.default_policy))
     }
 
     /// Returns the mutual TLS mode of a workload: its own, or else that of its namespace, or else that of the
     /// mesh; strict if the floor requires it.
     #[must_use]
-    pub fn plaintext_of(&self, workload: &Workload) -> MtlsMode {
+    pub fn mtls_mode_of(&self, workload: &Workload) -> MtlsMode {
         let namespace = &workload.name.namespace;
         let namespace_mode = || self.namespaces.get(namespace)?.mtls;
         let mode = workload.admission.mtls.or_else(namespace_mode).unwrap_or(self.mtls);
@@ -108,14 +108,15 @@ impl MeshConfig {
         namespace_policies.chain([self.default_policy]).chain(self.floor.default_policy)
     }
 
-    fn raise_mode(&self, namespace: &Name, default_policy: DefaultPolicy) -> DefaultPolicy {
+    /// Returns the default policy, or the minimum of the namespace's floor if that is stricter.
+    fn raise_to_floor(&self, namespace: &Name, default_policy: DefaultPolicy) -> DefaultPolicy {
         let minimum = self.floor_in(namespace).and_then(|floor| floor.default_policy);
         minimum.map_or(default_policy, |minimum| default_policy.stricter(minimum))
     }
 }
 
 impl Default for MeshConfig {
-    /// `cluster.local`, `allow`: the settings of a mesh without a `MeshConfig` document.
+    /// Returns the settings of a mesh without a `MeshConfig` document: `cluster.local` and `allow`.
     fn default() -> Self {
         let domain = Name::new("cluster.local").expect("a literal DNS name is valid");
         Self {
@@ -140,14 +141,14 @@ impl Default for MeshConfig {
 pub enum DefaultPolicy {
     /// Every verified member of the mesh may call every service.
     Allow,
-    /// Only traffic that a policy allows.
+    /// Traffic is denied unless a policy allows it.
     Deny,
-    /// As with `defaultPolicy: deny`, but denied traffic is allowed, counted and reported.
+    /// Traffic that [`Self::Deny`] would deny is allowed, counted and reported.
     DryRun,
 }
 
 impl DefaultPolicy {
-    /// All values.
+    /// All values, in the order of the documentation.
     pub const ALL: &'static [Self] = &[Self::Allow, Self::Deny, Self::DryRun];
 
     /// Returns the stricter of two default policies.
@@ -187,7 +188,7 @@ pub enum Egress {
 }
 
 impl Egress {
-    /// All values.
+    /// All values, in the order of the documentation.
     pub const ALL: &'static [Self] = &[Self::Allow, Self::Deny];
 
     /// Returns the word used in manifests.
@@ -212,7 +213,7 @@ pub enum MtlsMode {
 }
 
 impl MtlsMode {
-    /// All values.
+    /// All values, in the order of the documentation.
     pub const ALL: &'static [Self] = &[Self::Strict, Self::Permissive];
 
     /// Returns the word used in manifests.

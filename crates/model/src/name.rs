@@ -180,7 +180,7 @@ object_name! {
     SecretName
 }
 
-/// RFC 1123: a label is 1 to 63 bytes, alphanumeric at both ends.
+/// True for a label of RFC 1123: 1 to 63 bytes, alphanumeric at both ends.
 fn is_label(label: &str) -> bool {
     let bytes = label.as_bytes();
     let is_alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();

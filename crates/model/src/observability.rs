@@ -11,7 +11,7 @@ use crate::log_template::LogTemplate;
 pub struct Observability {
     /// Tracing; disabled when absent.
     pub tracing: Option<Tracing>,
-    /// The access log; as in the sidecar's options when absent.
+    /// The access log; the sidecar's own options apply when absent.
     pub access_log: Option<AccessLog>,
     /// Metrics push; metrics can be scraped in any case.
     pub metrics: Option<Box<MetricsPush>>,
@@ -35,13 +35,13 @@ pub struct Tracing {
 pub struct MetricsPush {
     /// The collector; never Zipkin.
     pub collector: Collector,
-    /// The push interval.
+    /// The time between two pushes.
     pub interval: Duration,
 }
 
 impl MetricsPush {
-    /// The default of OpenTelemetry's periodic exporting metric reader.
-    pub const INTERVAL: Duration = Duration::from_secs(60);
+    /// The default interval, that of OpenTelemetry's periodic exporting metric reader.
+    pub const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
     /// The minimum interval, to limit the load on sidecars.
     pub const MIN_INTERVAL: Duration = Duration::from_secs(1);
     /// The maximum interval; after longer silence collectors consider a source gone.
@@ -64,9 +64,9 @@ pub struct AccessLog {
 /// The format of an access log line.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum LogFormat {
-    /// A JSON object.
+    /// A JSON object with all fields.
     Json,
-    /// A template.
+    /// Text from a template.
     Template(LogTemplate),
 }
 
@@ -83,14 +83,14 @@ impl AccessLog {
 pub struct Sampling(u32);
 
 impl Sampling {
-    /// All requests.
+    /// The share of all requests.
     pub const ALL: Self = Self(MILLION);
-    /// 1%.
+    /// The default share: 1 %.
     pub const DEFAULT: Self = Self(MILLION / 100);
 
     /// Creates a share from millionths; `None` if it exceeds one million.
     #[must_use]
-    pub const fn of_millionths(millionths: u32) -> Option<Self> {
+    pub const fn from_millionths(millionths: u32) -> Option<Self> {
         if millionths <= MILLION { Some(Self(millionths)) } else { None }
     }
 
@@ -103,20 +103,20 @@ impl Sampling {
     /// Parses a percentage, such as `1%` or `0.05%`, with at most four decimals.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let number = text.strip_suffix('%')?;
-        let (integer_text, decimals) = number.split_once('.').unwrap_or((number, "0"));
+        let percentage = text.strip_suffix('%')?;
+        let (integer, decimals) = percentage.split_once('.').unwrap_or((percentage, "0"));
         let is_number = |text: &str, digits_max| {
             (1..=digits_max).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
         };
-        if !is_number(integer_text, 3) || !is_number(decimals, 4) {
+        if !is_number(integer, 3) || !is_number(decimals, 4) {
             return None;
         }
-        let integer_text: u32 = integer_text.parse().ok()?;
+        let integer: u32 = integer.parse().ok()?;
         let decimals: u32 = format!("{decimals:0<4}").parse().ok()?;
-        Self::of_millionths(integer_text.checked_mul(MILLION / 100)?.checked_add(decimals)?)
+        Self::from_millionths(integer.checked_mul(MILLION / 100)?.checked_add(decimals)?)
     }
 
-    /// Samples a request by a random number.
+    /// True if a random number, uniform over 64 bits, selects the request.
     #[must_use]
     pub fn is_sampled(self, random: u64) -> bool {
         (u128::from(random) * u128::from(MILLION)) >> 64 < u128::from(self.0)
@@ -137,11 +137,11 @@ impl fmt::Display for Sampling {
 /// The propagation format of a trace context in request headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PropagationFormat {
-    /// W3C `traceparent`.
+    /// The W3C header `traceparent`.
     W3c,
-    /// `b3`, in one header.
+    /// The single header `b3`.
     B3,
-    /// `X-B3-TraceId` and related headers.
+    /// The header `X-B3-TraceId` and its related headers.
     B3Multi,
 }
 
@@ -151,6 +151,7 @@ impl PropagationFormat {
         &[("w3c", Self::W3c), ("b3", Self::B3), ("b3multi", Self::B3Multi)];
 }
 
+/// The share of all requests, in millionths.
 const MILLION: u32 = 1_000_000;
 
 #[cfg(test)]
@@ -184,7 +185,7 @@ mod tests {
             one_percent.is_sampled(u64::MAX / 100 - 1)
                 && !one_percent.is_sampled(u64::MAX / 100 + 1)
         );
-        let zero = Sampling::of_millionths(0).unwrap();
+        let zero = Sampling::from_millionths(0).unwrap();
         assert!(!zero.is_sampled(0) && Sampling::ALL.is_sampled(u64::MAX));
     }
 }

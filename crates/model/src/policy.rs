@@ -7,13 +7,13 @@ use crate::route::RequestMatch;
 /// An SMI `TrafficTarget`: sources and the traffic that they may send to a destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrafficTarget {
-    /// Its name; route groups are resolved in the same namespace.
+    /// The name of the policy; route groups are resolved in the same namespace.
     pub name: PolicyName,
     /// The account that the traffic is allowed to; always of the policy's own namespace.
     pub destination: ServiceAccount,
     /// The allowed sources.
     pub sources: Vec<ServiceAccount>,
-    /// The allowed traffic.
+    /// The rules of the allowed traffic.
     pub rules: Vec<TargetRule>,
 }
 
@@ -22,14 +22,14 @@ pub struct TrafficTarget {
 pub enum TargetRule {
     /// The named matches of an `HTTPRouteGroup`; an empty list allows nothing.
     Http {
-        /// The group.
+        /// The name of the group.
         group: RouteGroupName,
-        /// The names of its matches.
+        /// The names of the matches in the group.
         matches: Vec<String>,
     },
     /// The ports of a `TCPRoute`.
     Tcp {
-        /// The route.
+        /// The name of the route.
         route: TcpRouteName,
     },
 }
@@ -37,9 +37,9 @@ pub enum TargetRule {
 /// An SMI `HTTPRouteGroup`: named request matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpRouteGroup {
-    /// Its name.
+    /// The name of the group.
     pub name: RouteGroupName,
-    /// Its matches.
+    /// The matches of the group.
     pub matches: Vec<NamedMatch>,
 }
 
@@ -55,9 +55,9 @@ pub struct NamedMatch {
 /// An SMI `TCPRoute`: ports of the workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpRoute {
-    /// Its name.
+    /// The name of the route.
     pub name: TcpRouteName,
-    /// The ports.
+    /// The ports of the workload.
     pub ports: PortSet,
 }
 

@@ -12,16 +12,16 @@ use crate::service_policy::ServicePolicyName;
 /// The limits of a port, and the policy that sets them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PortLimits {
-    /// The policy.
+    /// The name of the policy.
     pub policy: ServicePolicyName,
-    /// Its setting.
+    /// The settings of the policy.
     pub limits: RateLimits,
 }
 
 /// The rate limits and the concurrency limit of a port. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct RateLimits {
-    /// Opaque connections. The links that requests share are not limited.
+    /// The rate limit of opaque connections. The links that requests share are not limited.
     pub connections: Option<Rate>,
     /// Request limits in document order; a request needs room under every matching rule.
     pub rules: Vec<RateRule>,
@@ -43,7 +43,7 @@ impl RateLimits {
 /// A limit of concurrent requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Concurrency {
-    /// The maximum, at least 1 and at most [`Rate::MAX_COUNT`].
+    /// The maximum, at least 1 and at most [`Rate::MAX_TOKENS`].
     pub requests: u32,
     /// Lowers the limit while the application responds slowly; disabled when absent.
     pub adaptive: Option<AdaptiveConcurrency>,
@@ -63,15 +63,15 @@ pub struct AdaptiveConcurrency {
 /// A rate limit for matching requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RateRule {
-    /// Its own name, or its index in the document, such as `rules[0]`.
+    /// The name of the rule, or its index in the document, such as `rules[0]`.
     pub name: String,
     /// Matching requests, any of these; all when empty.
     pub requests: Vec<RequestMatch>,
     /// Matching callers, any of these; all when empty.
     pub peers: Vec<PeerMatch>,
-    /// The key of its buckets.
+    /// The key that assigns requests to buckets.
     pub key: RateLimitKey,
-    /// The rate.
+    /// The rate of each bucket.
     pub rate: Rate,
     /// True if later rules are skipped for matching requests.
     pub stop: bool,
@@ -96,14 +96,14 @@ pub enum RateLimitKey {
     Nothing,
     /// One bucket for each calling account; unauthenticated callers share one.
     Client {
-        /// The minimum number of buckets kept, the most recently used ones; at least 1.
+        /// The minimum number of retained buckets, the most recently used ones; at least 1.
         buckets: u32,
     },
     /// One bucket for each value of a header; requests without it share one.
     Header {
-        /// Its name, in lower case.
+        /// The header name, in lower case.
         name: String,
-        /// The minimum number of buckets kept, the most recently used ones; at least 1.
+        /// The minimum number of retained buckets, the most recently used ones; at least 1.
         buckets: u32,
     },
 }
@@ -121,13 +121,13 @@ pub struct Rate {
 
 impl Rate {
     /// The minimum period: tokens of a bucket are at least a microsecond apart.
-    pub const MIN_TIME: Duration = Duration::from_secs(1);
-    /// The maximum period.
-    pub const MAX_TIME: Duration = Duration::from_secs(24 * 3600);
+    pub const MIN_PERIOD: Duration = Duration::from_secs(1);
+    /// The maximum refill period.
+    pub const MAX_PERIOD: Duration = Duration::from_secs(24 * 3600);
     /// The maximum number of tokens per period.
-    pub const MAX_COUNT: u32 = 1_000_000;
-    /// The maximum capacity.
-    pub const MAX_SIZE: u32 = 2_000_000;
+    pub const MAX_TOKENS: u32 = 1_000_000;
+    /// The maximum capacity of a bucket.
+    pub const MAX_BUCKET_SIZE: u32 = 2_000_000;
     /// The maximum number of buckets of a rule.
     pub const MAX_BUCKETS: u32 = 100_000;
 }

@@ -4,7 +4,7 @@
 /// and remove this header from forwarded responses.
 pub const REASON_FIELD: &str = "leno-reason";
 
-/// The party at fault.
+/// The party that caused a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FailureSide {
     /// The client of this sidecar.
@@ -18,11 +18,12 @@ pub enum FailureSide {
 /// The conditions under which another endpoint may be tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RetryCondition {
-    /// The same response is expected again, or the request may have taken effect.
+    /// No other endpoint is tried: the same response is expected again, or the request may have taken effect.
     Never,
-    /// Only if no part of the request reached the application, or the request is idempotent and complete.
+    /// Another endpoint is tried only if no part of the request was sent, or the request is idempotent and can
+    /// be sent again as a whole.
     IfUnsent,
-    /// No part of the request was sent.
+    /// Another endpoint may be tried: the application has not processed the request.
     Always,
 }
 
@@ -39,7 +40,7 @@ macro_rules! reasons {
             /// Every reason, in the order of the documents.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
-            /// Returns its permanent code: a new reason gets the next number of its side, and the code of a
+            /// Returns the permanent code: a new reason gets the next number of its side, and the code of a
             /// removed reason is never reused. `E1…` is downstream, `E2…` upstream, `E3…` the mesh.
             #[must_use]
             pub const fn code(self) -> &'static str {
@@ -58,7 +59,7 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $status,)+ }
             }
 
-            /// Returns the party at fault.
+            /// Returns the party that caused the failure.
             #[must_use]
             pub const fn side(self) -> FailureSide {
                 match self { $(Self::$variant => FailureSide::$side,)+ }
@@ -109,7 +110,7 @@ macro_rules! reasons {
 
             /// Returns the reason with this label or code, case-insensitively.
             #[must_use]
-            pub fn named(label_or_code: &str) -> Option<Self> {
+            pub fn from_label_or_code(label_or_code: &str) -> Option<Self> {
                 let matches_word = |name: &str| name.eq_ignore_ascii_case(label_or_code);
                 let mut reasons = Self::ALL.iter().copied();
                 reasons.find(|reason| matches_word(reason.code()) || matches_word(reason.label()))
@@ -398,10 +399,10 @@ mod tests {
             assert!(code.len() == 5 && code.starts_with(prefix), "{reason:?}: {code}");
             for word in [code, &code.to_lowercase(), reason.label(), &reason.label().to_uppercase()]
             {
-                assert_eq!(Reason::named(word), Some(*reason), "{word}");
+                assert_eq!(Reason::from_label_or_code(word), Some(*reason), "{word}");
             }
         }
-        assert_eq!(Reason::named("E9999"), None);
-        assert_eq!(Reason::named(""), None);
+        assert_eq!(Reason::from_label_or_code("E9999"), None);
+        assert_eq!(Reason::from_label_or_code(""), None);
     }
 }

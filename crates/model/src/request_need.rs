@@ -179,14 +179,14 @@ impl WorkloadConfig {
     /// Returns the declared protocol of a port.
     #[must_use]
     pub fn declared_protocol(&self, port: u16) -> Protocol {
-        let listed = self.ports.iter().find(|listed| listed.port == port);
-        listed.map_or(Protocol::Detect, |listed| listed.protocol)
+        let port_config = self.ports.iter().find(|port_config| port_config.port == port);
+        port_config.map_or(Protocol::Detect, |port_config| port_config.protocol)
     }
 
     /// Returns the policy that makes a port reject opaque bytes of every peer. Access policy rules match single
     /// peers, and are evaluated when a peer connects.
     #[must_use]
-    pub fn rejects_bytes(&self, port: u16) -> Option<&ServicePolicyName> {
+    pub fn policy_rejecting_bytes(&self, port: u16) -> Option<&ServicePolicyName> {
         let declared = self.declared_protocol(port);
         self.request_needs(port)
             .find_map(|(need, policy)| need.rejects_bytes(declared).then_some(policy))
@@ -195,7 +195,7 @@ impl WorkloadConfig {
     /// Returns the policy that makes a port reject opaque bytes that begin like HTTP, of every peer, regardless
     /// of the declared protocol.
     #[must_use]
-    pub fn rejects_hidden_requests(&self, port: u16) -> Option<&ServicePolicyName> {
+    pub fn policy_rejecting_hidden_requests(&self, port: u16) -> Option<&ServicePolicyName> {
         self.request_needs(port)
             .find_map(|(need, policy)| (need != RequestNeed::None).then_some(policy))
     }

@@ -9,7 +9,7 @@ use crate::name::{PolicyName, ServiceName};
 /// A `Retry` of OSM, osm-edge or FSM. Retry settings of a route rule take precedence over it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// Its name.
+    /// The name of the policy.
     pub name: PolicyName,
     /// The account of the clients; of the policy's namespace.
     pub source: ServiceAccount,
@@ -17,7 +17,7 @@ pub struct RetryPolicy {
     pub services: Vec<ServiceName>,
     /// The conditions and number of retries.
     pub rule: RetryRule,
-    /// The timeout of one attempt until the response begins; none of its own when absent.
+    /// The timeout of one attempt until the response begins; no separate timeout when absent.
     pub response_timeout: Option<Duration>,
     /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
@@ -32,7 +32,7 @@ impl RetryPolicy {
 
     /// Returns the settings for requests to one of its services.
     #[must_use]
-    pub fn of_service(&self) -> ServiceRetry {
+    pub fn to_service_retry(&self) -> ServiceRetry {
         ServiceRetry {
             policy: self.name.clone(),
             rule: self.rule.clone(),
@@ -44,10 +44,10 @@ impl RetryPolicy {
 /// The retry settings of a workload's requests to one service, as sent to its sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ServiceRetry {
-    /// The policy.
+    /// The name of the policy.
     pub policy: PolicyName,
     /// The conditions and number of retries.
     pub rule: RetryRule,
-    /// The timeout of one attempt until the response begins; none of its own when absent.
+    /// The timeout of one attempt until the response begins; no separate timeout when absent.
     pub response_timeout: Option<Duration>,
 }

@@ -10,7 +10,7 @@ use crate::name::WorkloadName;
 /// A revoked workload of an account that is not revoked.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RevokedWorkload {
-    /// Its name.
+    /// The name of the workload.
     pub workload: WorkloadName,
     /// The UID of the revoked pod; every pod and proxy of this name when absent.
     pub uid: Option<Uid>,
@@ -28,7 +28,7 @@ impl RevokedWorkload {
     }
 }
 
-/// All revocations.
+/// The revoked accounts and workloads of a mesh.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Revocations {
     /// Revoked accounts.

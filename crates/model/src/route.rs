@@ -10,13 +10,14 @@ use crate::name::{RouteName, ServiceName};
 /// A Gateway API `HTTPRoute` or `GRPCRoute` attached to services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpRoute {
-    /// Its name; also the last tie-breaker between equally specific matches of routes of the same age.
+    /// The name of the route. Among equally specific matches of routes of the same age, the first name takes
+    /// precedence.
     pub name: RouteName,
-    /// The services that it applies to, at least one.
+    /// The services that the route is attached to, at least one.
     pub parents: Vec<RouteParent>,
-    /// Its rules in document order.
+    /// The rules in document order.
     pub rules: Vec<RouteRule>,
-    /// The kind of object.
+    /// The kind of the route.
     pub kind: RouteKind,
     /// The creation time, in seconds since 1970; 0 if unknown, as for files. Between equally specific matches
     /// the older route takes precedence (Gateway API, `HTTPRouteRule`).
@@ -69,16 +70,16 @@ impl RouteKind {
 /// A service, or one port of it, that a route is attached to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteParent {
-    /// The service.
+    /// The name of the service.
     pub service: ServiceName,
-    /// One of its ports; all when absent.
+    /// One port of the service; all ports when absent.
     pub port: Option<u16>,
 }
 
 /// True if a route attached to `parents` only forwards their requests to `service` itself; this requires no
 /// grant.
 #[must_use]
-pub fn leads_back(parents: &[RouteParent], service: &ServiceName) -> bool {
+pub fn is_only_parent(parents: &[RouteParent], service: &ServiceName) -> bool {
     parents.iter().all(|parent| parent.service == *service)
 }
 
@@ -87,13 +88,13 @@ pub fn leads_back(parents: &[RouteParent], service: &ServiceName) -> bool {
 pub struct RouteRule {
     /// The route that contains the rule.
     pub route: RouteName,
-    /// Any of these must match; never empty (the parser adds a match for everything).
+    /// The matches, any of which must hold; never empty (the parser adds a match for everything).
     pub matches: Vec<RequestMatch>,
-    /// The weighted backends. If empty, or if all weights are 0, requests get a 500.
+    /// The weighted backends. If empty, or if all weights are 0, requests receive a 500.
     pub backends: Vec<WeightedBackend>,
     /// The timeout of the whole exchange; none when absent.
     pub request_timeout: Option<Duration>,
-    /// The actions of the rule, besides its choice of a backend.
+    /// The actions of the rule, other than its choice of a backend.
     pub actions: RuleActions,
     /// The kind of the route that contains the rule.
     pub kind: RouteKind,
@@ -180,18 +181,18 @@ pub enum ValueMatch {
 /// A service port that receives a share of a rule's requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct WeightedBackend {
-    /// The service.
+    /// The name of the service.
     pub service: ServiceName,
-    /// Its port.
+    /// The port of the service.
     pub port: u16,
-    /// Its share, relative to the sum over the rule's backends; 0 receives nothing.
+    /// The share of the requests, relative to the sum over the rule's backends; 0 receives nothing.
     pub weight: u32,
-    /// Edits of its requests and responses in addition to those of the rule; usually none.
+    /// Edits of the backend's requests and responses in addition to those of the rule; usually none.
     pub edits: Option<Box<BackendEdits>>,
 }
 
 impl WeightedBackend {
-    /// Returns a backend without edits of its own.
+    /// Creates a backend without edits.
     #[must_use]
     pub const fn new(service: ServiceName, port: u16, weight: u32) -> Self {
         Self { service, port, weight, edits: None }

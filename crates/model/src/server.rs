@@ -11,17 +11,17 @@ pub struct Server {
     pub scheme: Scheme,
     /// An address or a name; IPv6 without brackets.
     pub host: String,
-    /// The port.
+    /// The port of the server.
     pub port: u16,
 }
 
 /// The reason that an endpoint is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidEndpoint {
-    /// Not an HTTP URL.
+    /// The text is not an HTTP URL.
     #[error("an endpoint has the form `http://HOST:PORT`, or `https://HOST:PORT` for TLS")]
     Scheme,
-    /// No host, or an invalid one.
+    /// The host is missing or invalid.
     #[error("an endpoint needs a host: an address, IPv6 in brackets, or a name")]
     Host,
     /// The authority contains a user, and perhaps a password.
@@ -32,10 +32,10 @@ pub enum InvalidEndpoint {
         "a host with non-ASCII characters is written in Punycode, such as `xn--mller-kva.example`"
     )]
     International,
-    /// No port, or an invalid one.
+    /// The port is missing or invalid.
     #[error("an endpoint needs a port from 1 to 65535, such as `:4318`")]
     Port,
-    /// An unexpected or invalid path.
+    /// The path is unexpected or invalid.
     #[error("a path may contain only visible characters without `?` and `#`, and gRPC has no path")]
     Path,
 }
@@ -67,19 +67,20 @@ impl Server {
         url: &str,
         default_port: impl FnOnce(Scheme) -> Option<u16>,
     ) -> Result<(Self, &str), InvalidEndpoint> {
-        let (scheme, rest) = match (url.strip_prefix("http://"), url.strip_prefix("https://")) {
-            (Some(rest), _) => (Scheme::Http, rest),
-            (None, Some(rest)) => (Scheme::Https, rest),
+        let (scheme, remainder) = match (url.strip_prefix("http://"), url.strip_prefix("https://"))
+        {
+            (Some(remainder), _) => (Scheme::Http, remainder),
+            (None, Some(remainder)) => (Scheme::Https, remainder),
             (None, None) => return Err(InvalidEndpoint::Scheme),
         };
-        let path_start = rest.find('/').unwrap_or(rest.len());
-        let (authority, path) = rest.split_at(path_start);
+        let path_start = remainder.find('/').unwrap_or(remainder.len());
+        let (authority, path) = remainder.split_at(path_start);
         if authority.contains('@') {
             return Err(InvalidEndpoint::User);
         }
         let (host, port) = match authority.strip_prefix('[') {
-            Some(rest) => {
-                let (host, port) = rest.split_once(']').ok_or(InvalidEndpoint::Host)?;
+            Some(remainder) => {
+                let (host, port) = remainder.split_once(']').ok_or(InvalidEndpoint::Host)?;
                 let host: std::net::Ipv6Addr = host.parse().map_err(|_| InvalidEndpoint::Host)?;
                 let port = match (port, port.strip_prefix(':')) {
                     ("", _) => None,
@@ -100,19 +101,19 @@ impl Server {
         if host.is_empty() || host.len() > MAX_HOST_BYTES || !host.bytes().all(is_host_byte) {
             return Err(InvalidEndpoint::Host);
         }
-        let number = |port: &str| {
-            let digits = port.bytes().all(|byte| byte.is_ascii_digit());
-            port.parse().ok().filter(|port| digits && *port != 0)
+        let parse_port = |port: &str| {
+            let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
+            port.parse().ok().filter(|port| is_number && *port != 0)
         };
         let port = match port {
-            Some(port) => number(port),
+            Some(port) => parse_port(port),
             None => default_port(scheme),
         };
         let port: u16 = port.ok_or(InvalidEndpoint::Port)?;
         Ok((Self { scheme, host, port }, path))
     }
 
-    /// Returns host and port as in a URL.
+    /// Returns host and port, in the form of a URL authority.
     #[must_use]
     pub fn authority(&self) -> String {
         match self.host.contains(':') {

@@ -10,28 +10,28 @@ use crate::workload::Workload;
 /// A destination of clients: ports, and a selector of workloads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
-    /// Its name.
+    /// The name of the service.
     pub name: ServiceName,
     /// Labels that a workload of the same namespace must have; empty selects nothing.
     pub selector: BTreeMap<String, String>,
-    /// Its ports, at least one, numbers unique.
+    /// The ports, at least one, each number once.
     pub ports: Vec<ServicePort>,
-    /// Its cluster IPs; none outside of a cluster, and none for headless services.
+    /// The cluster IPs; none outside of a cluster, and none for headless services.
     pub addresses: BTreeSet<IpAddr>,
     /// True if workloads that are not ready are endpoints too.
     pub unready: bool,
-    /// The IP families of the workload addresses that its name resolves to, if it has none of its own.
+    /// The IP families of the workload addresses that the name resolves to if the service has no cluster IP.
     pub families: IpFamilies,
 }
 
-/// IP families.
+/// The IP families of addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum IpFamilies {
-    /// IPv4 only.
+    /// Only IPv4 addresses.
     V4,
-    /// IPv6 only.
+    /// Only IPv6 addresses.
     V6,
-    /// Both.
+    /// IPv4 and IPv6 addresses.
     #[default]
     Both,
 }
@@ -51,7 +51,7 @@ impl IpFamilies {
 /// One port of a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePort {
-    /// Its name, if it has one.
+    /// The name of the port, if any.
     pub name: Option<Name>,
     /// The number that clients use.
     pub port: u16,
@@ -86,7 +86,8 @@ pub fn is_server_first(name: Option<&Name>, number: u16) -> bool {
 
 /// The port names of server-first protocols.
 const SERVER_FIRST_NAMES: [&str; 4] = ["mysql", "mongo", "redis", "smtp"];
-/// SMTP, mail submission, MySQL, Galera, Redis, Elasticsearch's transport and memcached: the defaults of Linkerd.
+/// The default ports of SMTP, mail submission, MySQL, Galera, Redis, Elasticsearch's transport and memcached, as
+/// in Linkerd's defaults.
 const SERVER_FIRST_PORTS: [u16; 7] = [25, 587, 3306, 4444, 6379, 9300, 11211];
 
 /// The target of a service port in the workload.
@@ -114,8 +115,8 @@ impl TargetPort {
     /// Returns true if both resolve to the same port of a workload.
     #[must_use]
     pub fn is_same_at(&self, other: &Self, workload: &Workload) -> bool {
-        let number = self.number_at(workload);
-        self == other || number.is_some() && number == other.number_at(workload)
+        let own_number = self.number_at(workload);
+        self == other || own_number.is_some() && own_number == other.number_at(workload)
     }
 
     /// True if the application of a workload may receive requests at this port: the workload declares another
@@ -126,10 +127,10 @@ impl TargetPort {
         workload: &Workload,
         http_targets: impl IntoIterator<Item = &'a Self>,
     ) -> bool {
-        let number = self.number_at(workload);
+        let target_number = self.number_at(workload);
         let is_http = |protocol: Protocol| !matches!(protocol, Protocol::Tcp | Protocol::Detect);
         let mut http_targets = http_targets.into_iter();
-        workload.ports.iter().any(|port| Some(port.port) == number && is_http(port.protocol))
+        workload.ports.iter().any(|port| Some(port.port) == target_number && is_http(port.protocol))
             || http_targets.any(|target| target.is_same_at(self, workload))
     }
 }

@@ -16,11 +16,11 @@ use crate::route::RouteParent;
 /// A traffic policy attached to some services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePolicy {
-    /// Its kind and name.
+    /// The kind and name of the policy.
     pub name: ServicePolicyName,
     /// The services that it applies to.
     pub scope: PolicyScope,
-    /// Its rule.
+    /// The settings of the policy.
     pub rule: ServiceRule,
     /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
@@ -35,7 +35,7 @@ impl ServicePolicy {
 
     /// Returns its specificity for a port; `None` if it is not attached.
     #[must_use]
-    pub fn closeness(&self, service: &ServiceName, port: u16) -> Option<Specificity> {
+    pub fn specificity_for(&self, service: &ServiceName, port: u16) -> Option<Specificity> {
         if self.name.namespace != service.namespace {
             return None;
         }
@@ -43,11 +43,11 @@ impl ServicePolicy {
             PolicyScope::Namespace => Some(Specificity::Namespace),
             PolicyScope::Services(parents) => {
                 let parents = parents.iter().filter(|parent| parent.service == *service);
-                let closeness = parents.filter_map(|parent| match parent.port {
+                let specificity = parents.filter_map(|parent| match parent.port {
                     None => Some(Specificity::Service),
                     Some(number) => (number == port).then_some(Specificity::Port),
                 });
-                closeness.max()
+                specificity.max()
             }
         }
     }
@@ -67,11 +67,11 @@ pub enum Specificity {
 /// The identity of a service policy.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServicePolicyName {
-    /// Its kind.
+    /// The kind of the policy.
     pub kind: ServicePolicyKind,
     /// The namespace of the policy and of its services.
     pub namespace: Name,
-    /// Its own name, unique for its kind in the namespace.
+    /// The name of the policy, unique for its kind in the namespace.
     pub name: Name,
 }
 
@@ -97,7 +97,7 @@ impl fmt::Display for ServicePolicyName {
 pub enum ServicePolicyKind {
     /// Outlier detection.
     OutlierDetection,
-    /// Outlier detection as in Sermant's `sermant.removal.config`.
+    /// Outlier detection with the format of Sermant's `sermant.removal.config`.
     SermantRemoval,
     /// Concurrency limits and circuit breaking at clients.
     CircuitBreaker,
@@ -316,12 +316,14 @@ pub(crate) fn attached_policies<'a>(
     port: u16,
 ) -> Vec<&'a ServicePolicy> {
     let attached = policies.into_iter().filter_map(|policy| {
-        let closeness = policy.closeness(service, port)?;
-        Some((closeness, policy))
+        let specificity = policy.specificity_for(service, port)?;
+        Some((specificity, policy))
     });
     let mut attached: Vec<_> = attached.collect();
-    attached.sort_by(|(a, first), (b, other)| {
-        b.cmp(a).then_with(|| first.precedence().cmp(&other.precedence()))
+    attached.sort_by(|(first_specificity, first), (second_specificity, second)| {
+        second_specificity
+            .cmp(first_specificity)
+            .then_with(|| first.precedence().cmp(&second.precedence()))
     });
     attached.into_iter().map(|(_, policy)| policy).collect()
 }
@@ -329,18 +331,18 @@ pub(crate) fn attached_policies<'a>(
 /// The outlier detection of a port, and the policy that sets it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PortOutlierDetection {
-    /// The policy.
+    /// The name of the policy.
     pub policy: ServicePolicyName,
-    /// The algorithm.
+    /// The algorithm with its settings.
     pub algorithm: OutlierAlgorithm,
 }
 
 /// The outlier detection algorithms.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum OutlierAlgorithm {
-    /// Leno's algorithm.
+    /// Leno's algorithm: see [`OutlierDetection`].
     Native(OutlierDetection),
-    /// Sermant's algorithm.
+    /// The algorithm of Sermant's service-removal.
     Sermant(SermantRemoval),
 }
 
@@ -369,7 +371,7 @@ pub struct OutlierDetection {
     pub health_check: Option<Box<HealthCheck>>,
 }
 
-/// A failure rate.
+/// The failure rate that ejects an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FailureRate {
     /// Failed requests, 1 to 100 percent.
@@ -485,16 +487,16 @@ mod tests {
                 window: time,
                 windows: 1,
             },
-            rules: vec![(Name::new("own").expect("a name"), rule)],
+            rules: vec![(Name::new("own").expect("the name is valid"), rule)],
             default_rule: None,
         };
-        let name = ServicePolicyName::new(kind, "shop", name).expect("names");
+        let name = ServicePolicyName::new(kind, "shop", name).expect("the names are valid");
         ServicePolicy { name, scope, rule: ServiceRule::SermantRemoval(config), created: 0 }
     }
 
     #[test]
     fn the_most_specific_policy_applies_then_the_first() {
-        let service = ServiceName::new("shop", "own").expect("names");
+        let service = ServiceName::new("shop", "own").expect("the names are valid");
         let kind = ServicePolicyKind::SermantRemoval;
         let attached_to =
             |port| PolicyScope::Services(vec![RouteParent { service: service.clone(), port }]);
@@ -514,12 +516,12 @@ mod tests {
         assert_eq!(effective_name(&policies, 81).as_deref(), Some("b"));
         assert_eq!(effective_name(&policies[..1], 81).as_deref(), Some("a"));
         assert_eq!(effective_name(&[], 81), None);
-        let other = ServiceName::new("shop", "other").expect("names");
+        let other = ServiceName::new("shop", "other").expect("the names are valid");
         assert!(
             TrafficPolicy::for_port(&policies, &other, 80).is_empty(),
-            "the configuration has no rule for it"
+            "the configuration has no rule for the service"
         );
-        let of_other_namespace = ServiceName::new("elsewhere", "own").expect("names");
+        let of_other_namespace = ServiceName::new("elsewhere", "own").expect("the names are valid");
         assert!(TrafficPolicy::for_port(&policies, &of_other_namespace, 80).is_empty());
     }
 }

@@ -30,9 +30,9 @@ pub struct SidecarConnections {
 /// A client that a workload rejected for lack of mutual TLS.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RejectedClient {
-    /// The workload.
+    /// The name of the workload.
     pub workload: WorkloadName,
-    /// The pod of this name.
+    /// The UID of the workload's pod, if any.
     pub uid: Option<Uid>,
     /// The address of the client.
     pub client: IpAddr,

@@ -44,9 +44,9 @@ pub struct Snapshot {
 /// The configuration of a sidecar's own workload: its listeners and the rules for inbound traffic.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct WorkloadConfig {
-    /// The workload.
+    /// The name of the workload.
     pub workload: WorkloadName,
-    /// The account that it runs under.
+    /// The account that the workload runs under.
     pub account: ServiceAccount,
     /// The trust domain of the mesh.
     pub trust_domain: TrustDomain,
@@ -134,11 +134,11 @@ impl WorkloadConfig {
 /// A service as configured for one client.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ServiceConfig {
-    /// Its name.
+    /// The name of the service.
     pub name: ServiceName,
     /// Client authorization: the permission of this client to call the service.
     pub client_authorization: ClientAuthorization,
-    /// Its ports, by number; empty if the client may not call it.
+    /// The ports, by number; empty if the client may not call the service.
     pub ports: BTreeMap<u16, PortConfig>,
     /// True while requests without an endpoint wait, for a bounded time: a workload of the service changed a
     /// moment ago, and its sidecar is expected to connect with the new port or account.
@@ -150,23 +150,23 @@ pub struct ServiceConfig {
 pub enum ClientAuthorization {
     /// Allowed; the destination still authorizes each request.
     Allowed,
-    /// Denied: no policy lists this client as a source. Nothing is sent, and the client gets a 403.
+    /// Denied: no policy lists this client as a source. Nothing is sent, and the client receives a 403.
     Denied,
 }
 
 /// A service port as configured for one client.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PortConfig {
-    /// Its name in the service, if any.
+    /// The name of the port in the service, if any.
     pub name: Option<Name>,
-    /// The protocol.
+    /// The protocol of the port.
     pub protocol: Protocol,
-    /// True if an `HTTPRoute` is attached: then a request that no rule matches gets a 404. Otherwise it goes to
+    /// True if an `HTTPRoute` is attached: then a request that no rule matches receives a 404. Otherwise it goes to
     /// the port's own endpoints.
     pub routed: bool,
     /// The rules of all attached routes, ordered by route name and then as in the document; or those of splits.
     pub rules: Vec<RouteRule>,
-    /// Its endpoints, ordered by ID.
+    /// The endpoints, ordered by ID.
     pub endpoints: Vec<Arc<Endpoint>>,
     /// The rules for TLS passthrough, ordered by route name; if there are any, other sessions are rejected.
     pub tls_rules: Vec<TlsRule>,

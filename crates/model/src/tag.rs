@@ -14,11 +14,11 @@ pub const MAX_STEMS: usize = 6;
 /// A `TagRoute`: tag rules for a service, a namespace or the whole mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TagRoute {
-    /// Its name.
+    /// The name of the route.
     pub name: TagRouteName,
-    /// The traffic that it applies to.
+    /// The traffic that the rules apply to.
     pub scope: TagScope,
-    /// Its rules.
+    /// The tag rules.
     pub rules: TagRules,
     /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
@@ -35,9 +35,9 @@ impl TagRoute {
 /// A `SermantRouteRule`: one item of a configuration center, as Sermant's service-router interprets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SermantRouteRule {
-    /// Its name.
+    /// The name of the object.
     pub name: TagRouteName,
-    /// Its rules, for each service or for all services of its namespace.
+    /// The rules of each service, or of all services of the namespace.
     pub entries: Vec<(TagScope, SermantRules)>,
     /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
@@ -54,20 +54,20 @@ impl SermantRouteRule {
 /// The rules of a configuration center for one service, or for all.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SermantRules {
-    /// Its rules of kind `flow` and `tag`.
+    /// The rules of kind `flow` and `tag`.
     pub rules: TagRules,
-    /// Its rules of kind `lane`.
+    /// The rules of kind `lane`.
     pub lanes: Vec<LaneRule>,
 }
 
 /// A `Lane`: marks added to requests at the first service of a lane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lane {
-    /// Its name.
+    /// The name of the lane.
     pub name: TagRouteName,
     /// The service with the workloads that mark requests.
     pub service: ServiceName,
-    /// Its rules.
+    /// The rules that mark requests.
     pub rules: Vec<LaneRule>,
     /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
@@ -101,15 +101,15 @@ pub struct TagRules {
     /// Ignored without rules.
     pub fallback_policy: Vec<FallbackPolicy>,
     /// Rules by caller, applied to the remaining instances.
-    pub by_caller: Vec<CallerRule>,
+    pub caller_rules: Vec<CallerRule>,
 }
 
-/// The origin of a rule.
+/// The origin of a tag or lane rule: its object, and its position there.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleOrigin {
     /// The kind of the object.
     pub dialect: TagDialect,
-    /// The object.
+    /// The name of the object.
     pub name: TagRouteName,
     /// The rule's index in the object, from 0.
     pub index: u32,
@@ -159,14 +159,14 @@ impl RuleOrigin {
 /// A tag rule: forwards matching requests to instances with some tags.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TagRule {
-    /// Its origin.
+    /// The origin of the rule.
     pub origin: RuleOrigin,
-    /// The precedence; rules with a greater one are evaluated first.
-    pub precedence: i32,
-    /// The matching callers.
+    /// The priority, `precedence` in documents; rules with a greater one are evaluated first.
+    pub priority: i32,
+    /// The callers that the rule applies to.
     pub from: CallerMatch,
     /// The conditions on the request.
-    pub matches: TagMatch,
+    pub request_match: TagMatch,
     /// The sets of instances that receive the requests.
     pub split: TagSplit,
     /// The sets that receive the requests of an empty set; none without targets.
@@ -181,7 +181,7 @@ pub struct TagRule {
 /// Weighted sets of instances.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct TagSplit {
-    /// The sets.
+    /// The weighted sets.
     pub targets: Vec<TagTarget>,
     /// The unit of the weights.
     pub weights: WeightUnit,
@@ -201,9 +201,9 @@ pub enum WeightUnit {
 /// A weighted set of instances.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TagTarget {
-    /// Its weight.
+    /// The weight of the set.
     pub weight: u32,
-    /// The set.
+    /// The set of instances.
     pub set: TagSet,
 }
 
@@ -217,19 +217,19 @@ pub enum TagSet {
     /// Instances that no target of any rule selects.
     Default,
     /// All instances.
-    Every,
+    AllInstances,
 }
 
 /// A condition on a tag.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TagValue {
-    /// Equal to this value.
-    Is(String),
-    /// Equal to the caller's tag; absent if the caller does not have it.
-    Callers,
+    /// The tag equals this value.
+    Exact(String),
+    /// The tag equals that of the caller, or is absent if the caller does not have it.
+    SameAsCaller,
 }
 
-/// A fallback if the selected instances are empty.
+/// The instances that receive requests if the selected set is empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FallbackPolicy {
     /// Any instance.
@@ -254,17 +254,17 @@ pub struct CallerMatch {
     pub service: Option<ServiceName>,
     /// Callers with tags that pass these tests.
     pub tags: Vec<FieldTest>,
-    /// The required tests.
+    /// The number of tag tests that must pass.
     pub quorum: Quorum,
 }
 
 /// The number of tests that must pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Quorum {
-    /// All of them.
+    /// All tests.
     #[default]
     All,
-    /// At least one; passes without tests.
+    /// At least one test; no tests also suffice.
     One,
 }
 
@@ -275,15 +275,15 @@ pub struct TagMatch {
     pub path: PathMatch,
     /// One of these methods; any when empty.
     pub methods: Vec<String>,
-    /// Headers, by lower-case name.
+    /// Tests of headers, by lower-case name.
     pub headers: Vec<FieldTest>,
-    /// The required header tests.
+    /// The number of header tests that must pass.
     pub quorum: Quorum,
     /// The tested value of a repeated header.
     pub repeated: RepeatedHeader,
-    /// Query parameters.
+    /// Tests of query parameters.
     pub query: Vec<FieldTest>,
-    /// Cookies.
+    /// Tests of cookies.
     pub cookies: Vec<FieldTest>,
     /// A regular expression for the path up to its last dot; the text is empty without a dot. If it does not
     /// match, the rule's targets stay in the default set, too.
@@ -303,9 +303,9 @@ pub enum RepeatedHeader {
 /// A test of a named value.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FieldTest {
-    /// The header, parameter, cookie or tag.
+    /// The name of the header, parameter, cookie or tag.
     pub name: String,
-    /// The test.
+    /// The test of the value.
     pub test: ValueTest,
 }
 
@@ -318,7 +318,7 @@ pub enum ValueTest {
     Absent,
     /// A text comparison.
     Text {
-        /// The comparison.
+        /// The relation of the value to the operands.
         relation: TextRelation,
         /// The operands: one, except for [`TextRelation::In`].
         texts: Vec<String>,
@@ -327,49 +327,49 @@ pub enum ValueTest {
     },
     /// A comparison of 64-bit integers; other values do not pass.
     Number {
-        /// The comparison.
+        /// The relation of the value to the operand.
         relation: NumberRelation,
-        /// The operand.
+        /// The operand of the comparison.
         bound: i64,
     },
-    /// Always fails.
+    /// A test that always fails.
     Never,
 }
 
-/// A text comparison.
+/// The relation of a text to the operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TextRelation {
-    /// Equal.
+    /// The text equals the operand.
     Exact,
-    /// Begins with the operand.
+    /// The text begins with the operand.
     Prefix,
-    /// Matches the regular expression in full.
+    /// The whole text matches the operand, a regular expression.
     Regex,
-    /// Equal to one of the operands.
+    /// The text equals one of the operands.
     In,
-    /// Present and not equal.
+    /// The text is present and does not equal the operand.
     Not,
 }
 
-/// A number comparison.
+/// The relation of a number to the operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NumberRelation {
-    /// Greater.
+    /// The number is greater than the operand.
     Above,
-    /// Greater or equal.
+    /// The number is greater than or equal to the operand.
     AtLeast,
-    /// Less.
+    /// The number is less than the operand.
     Below,
-    /// Less or equal.
+    /// The number is less than or equal to the operand.
     AtMost,
 }
 
 /// A rule that matches the caller's tags and not the request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CallerRule {
-    /// Its origin.
+    /// The origin of the rule.
     pub origin: RuleOrigin,
-    /// The matching callers.
+    /// The callers that the rule applies to.
     pub from: CallerMatch,
     /// The preferred sets of instances.
     pub split: TagSplit,
@@ -377,19 +377,19 @@ pub struct CallerRule {
     pub min_percent: u32,
     /// The minimum number of instances for `min_percent`; with fewer it is ignored.
     pub min_total: u32,
-    /// True if the next rule is evaluated when this one has no effect.
-    pub goes_on: bool,
+    /// True if the next rule is evaluated when this rule has no effect.
+    pub continues: bool,
 }
 
 /// A rule of a lane: adds headers to matching requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LaneRule {
-    /// Its origin.
+    /// The origin of the rule.
     pub origin: RuleOrigin,
-    /// The precedence; rules with a greater one are evaluated first.
-    pub precedence: i32,
+    /// The priority, `precedence` in documents; rules with a greater one are evaluated first.
+    pub priority: i32,
     /// The conditions on the request.
-    pub matches: TagMatch,
+    pub request_match: TagMatch,
     /// The added marks, each for a percentage of requests; the rest is not marked.
     pub marks: Vec<LaneMark>,
 }
@@ -397,9 +397,9 @@ pub struct LaneRule {
 /// Headers for a percentage of requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LaneMark {
-    /// The percentage.
+    /// The percentage of requests that receive the headers.
     pub percent: u32,
-    /// Header values by lower-case name. A request that already has the header keeps it.
+    /// Header values by lower-case name. Headers that a request already has are not replaced.
     pub headers: BTreeMap<String, String>,
 }
 
@@ -418,51 +418,52 @@ impl TagRules {
     /// Selects the rules of a service port, given the most specific first. Rules by request and rules by caller
     /// are selected independently: each from the first entry that has some.
     #[must_use]
-    pub fn most_specific(candidates: impl IntoIterator<Item = Self>) -> Self {
-        let mut selected = Self::default();
+    pub fn select_most_specific(candidates: impl IntoIterator<Item = Self>) -> Self {
+        let mut selected_rules = Self::default();
         for rules in candidates {
-            if selected.rules.is_empty() {
-                selected.rules = rules.rules;
-                selected.fallback_policy = rules.fallback_policy;
+            if selected_rules.rules.is_empty() {
+                selected_rules.rules = rules.rules;
+                selected_rules.fallback_policy = rules.fallback_policy;
             }
-            if selected.by_caller.is_empty() {
-                selected.by_caller = rules.by_caller;
+            if selected_rules.caller_rules.is_empty() {
+                selected_rules.caller_rules = rules.caller_rules;
             }
         }
-        selected
+        selected_rules
     }
 
     /// Combines the rules of all `TagRoute`s for the same traffic; rules of the same precedence are ordered by
     /// the age of their object, then by name. The strictest object decides about requests that match no rule.
     #[must_use]
     pub fn merge_routes<'a>(routes: impl IntoIterator<Item = &'a TagRoute>) -> Self {
-        let mut merged = Self::default();
-        let mut strictest: Option<&Vec<FallbackPolicy>> = None;
+        let mut merged_rules = Self::default();
+        let mut strictest_policy: Option<&Vec<FallbackPolicy>> = None;
         let mut routes: Vec<&TagRoute> = routes.into_iter().collect();
         routes.sort_by_key(|route| route.precedence());
         for route in routes {
-            merged.rules.extend(route.rules.rules.iter().cloned());
-            merged.by_caller.extend(route.rules.by_caller.iter().cloned());
+            merged_rules.rules.extend(route.rules.rules.iter().cloned());
+            merged_rules.caller_rules.extend(route.rules.caller_rules.iter().cloned());
             let policy =
                 Some(&route.rules.fallback_policy).filter(|_| !route.rules.rules.is_empty());
-            strictest = strictest.into_iter().chain(policy).min_by_key(|policy| leniency(policy));
+            strictest_policy =
+                strictest_policy.into_iter().chain(policy).min_by_key(|policy| leniency(policy));
         }
-        merged.rules.sort_by_key(|rule| Reverse(rule.precedence));
-        merged.fallback_policy = strictest.cloned().unwrap_or_default();
-        merged
+        merged_rules.rules.sort_by_key(|rule| Reverse(rule.priority));
+        merged_rules.fallback_policy = strictest_policy.cloned().unwrap_or_default();
+        merged_rules
     }
 
     /// True if there are no rules.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.rules.is_empty() && self.by_caller.is_empty()
+        self.rules.is_empty() && self.caller_rules.is_empty()
     }
 
     /// Returns the instance labels that the rules use.
     pub fn instance_tags(&self) -> impl Iterator<Item = &str> {
         let rules = self.rules.iter();
         let splits = rules.flat_map(|rule| [&rule.split, &rule.fallback]);
-        let splits = splits.chain(self.by_caller.iter().map(|rule| &rule.split));
+        let splits = splits.chain(self.caller_rules.iter().map(|rule| &rule.split));
         splits.flat_map(|split| &split.targets).flat_map(|target| target.set.tag_names())
     }
 
@@ -471,12 +472,12 @@ impl TagRules {
     #[must_use]
     pub fn caller_tags(&self) -> (BTreeSet<&str>, bool) {
         let mut tags = BTreeSet::new();
-        let mut uses_callers = !self.by_caller.is_empty();
+        let mut uses_callers = !self.caller_rules.is_empty();
         for from in self.rules.iter().map(|rule| &rule.from) {
             uses_callers |= from.service.is_some() || !from.tags.is_empty();
             tags.extend(from.tags.iter().map(|test| test.name.as_str()));
         }
-        for rule in &self.by_caller {
+        for rule in &self.caller_rules {
             tags.extend(rule.from.tags.iter().map(|test| test.name.as_str()));
             for target in &rule.split.targets {
                 tags.extend(target.set.tag_names());
@@ -491,7 +492,7 @@ impl TagSet {
     pub fn tag_names(&self) -> impl Iterator<Item = &str> {
         let tags = match self {
             Self::All(tags) | Self::Any(tags) => Some(tags),
-            Self::Default | Self::Every => None,
+            Self::Default | Self::AllInstances => None,
         };
         tags.into_iter().flat_map(BTreeMap::keys).map(String::as_str)
     }

@@ -18,7 +18,7 @@ pub struct Tap {
     pub path: String,
     /// The method; empty for any.
     pub method: String,
-    /// The status range, inclusive; any when absent. 0 stands for no response.
+    /// The status range, inclusive; any when absent. 0 means no response.
     pub status: Option<StatusRange>,
     /// The calling account; any when absent.
     pub from: Option<ServiceAccount>,
@@ -29,7 +29,7 @@ pub struct Tap {
 /// The sidecars that report a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TapSide {
-    /// Both sidecars.
+    /// The sidecars of client and server.
     Both,
     /// The client's sidecar.
     Client,
@@ -63,9 +63,9 @@ pub struct TappedRequest<'a> {
     pub from: &'a str,
     /// The path without its query.
     pub path: &'a str,
-    /// The method.
+    /// The request method.
     pub method: &'a str,
-    /// The status.
+    /// The response status; 0 if there was no response.
     pub status: u16,
 }
 
@@ -88,7 +88,7 @@ impl TapMatcher {
         }
     }
 
-    /// Returns the tap.
+    /// Returns the tap that was compiled.
     #[must_use]
     pub fn tap(&self) -> &Tap {
         &self.tap
@@ -122,18 +122,20 @@ impl StatusRange {
     /// Parses `503`, `5xx` or `400-499`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let number = |text: &str| {
+        let parse_status = |text: &str| {
             let is_three_digits = text.len() == 3 && text.bytes().all(|byte| byte.is_ascii_digit());
-            text.parse().ok().filter(|number| is_three_digits && (100..=599).contains(number))
+            text.parse()
+                .ok()
+                .filter(|parse_status| is_three_digits && (100..=599).contains(parse_status))
         };
         if let Some(class) = text.strip_suffix("xx") {
-            let class = number(&format!("{class}00"))?;
+            let class = parse_status(&format!("{class}00"))?;
             return Some(Self { from: class, to: class + 99 });
         }
         let (from, to) = match text.split_once('-') {
-            Some((from, to)) => (number(from)?, number(to)?),
+            Some((from, to)) => (parse_status(from)?, parse_status(to)?),
             None if text == "000" => (0, 0),
-            None => (number(text)?, number(text)?),
+            None => (parse_status(text)?, parse_status(text)?),
         };
         (from <= to).then_some(Self { from, to })
     }

@@ -9,9 +9,9 @@ use crate::route::{RequestMatch, RouteKind, RouteParent, RouteRule, WeightedBack
 pub struct GatewayTcpRoute {
     /// The services that it applies to, at least one.
     pub parents: Vec<RouteParent>,
-    /// Its only rule, with its name.
+    /// The only rule of the route, which contains the route's name.
     pub rule: TcpRule,
-    /// The creation time, as of an [`HttpRoute`](crate::HttpRoute): the oldest takes precedence.
+    /// The creation time, in seconds since 1970; 0 if unknown. The oldest route takes precedence.
     pub created: i64,
 }
 

@@ -11,9 +11,9 @@ use crate::route::{RouteParent, WeightedBackend};
 pub struct TlsRoute {
     /// The services that it applies to, at least one.
     pub parents: Vec<RouteParent>,
-    /// Its only rule, with its name.
+    /// The only rule of the route, which contains the route's name.
     pub rule: TlsRule,
-    /// The creation time, as of an [`HttpRoute`](crate::HttpRoute): the oldest takes precedence.
+    /// The creation time, in seconds since 1970; 0 if unknown. The oldest route takes precedence.
     pub created: i64,
 }
 
@@ -33,7 +33,7 @@ pub struct TlsRule {
 /// A host name, or all names below one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostPattern {
-    /// This name.
+    /// Exactly this name.
     Exact(Name),
     /// Every name with one or more labels before this one: `*.example.com`.
     Below(Name),
@@ -75,7 +75,8 @@ impl FromStr for HostPattern {
     type Err = InvalidHostPattern;
 
     fn from_str(text: &str) -> Result<Self, InvalidHostPattern> {
-        let invalid = |_| InvalidHostPattern { text: text.chars().take(MAX_TEXT_SHOWN).collect() };
+        let invalid =
+            |_| InvalidHostPattern { text: text.chars().take(MAX_SHOWN_CHARACTERS).collect() };
         match text.strip_prefix("*.") {
             Some(name) => Name::new(name).map(Self::Below).map_err(invalid),
             None => Name::new(text).map(Self::Exact).map_err(invalid),
@@ -91,8 +92,8 @@ pub struct InvalidHostPattern {
     pub text: String,
 }
 
-/// The maximum length of a name.
-const MAX_TEXT_SHOWN: usize = 253;
+/// The maximum number of characters of a text in an error.
+const MAX_SHOWN_CHARACTERS: usize = 253;
 
 #[cfg(test)]
 mod tests {

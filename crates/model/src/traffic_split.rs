@@ -6,7 +6,7 @@ use crate::route::{RouteParent, WeightedBackend};
 /// An SMI `TrafficSplit`: it distributes the traffic of its root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrafficSplit {
-    /// Its name; of several for one root the oldest takes precedence, then the first by name.
+    /// The name of the split; of several for one root the oldest takes precedence, then the first by name.
     pub name: RouteName,
     /// The service that clients call, with all its ports; of the same namespace.
     pub root: RouteParent,
@@ -39,8 +39,8 @@ impl TrafficSplit {
 /// A service that receives a share of a root's traffic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SplitBackend {
-    /// The service; the root itself stands for its own endpoints.
+    /// The service; the root itself means its own endpoints.
     pub service: ServiceName,
-    /// Its share, relative to the sum over the backends; 0 receives nothing.
+    /// The share of the traffic, relative to the sum over the backends; 0 receives nothing.
     pub weight: u32,
 }

@@ -45,9 +45,9 @@ impl FromStr for Upgrades {
         let mut names = Vec::new();
         for name in text.split(',').map(str::trim) {
             // RFC 9110 §7.8: a name, optionally with `/` and a version.
-            let mut parts = name.splitn(2, '/');
+            let mut name_parts = name.splitn(2, '/');
             let is_valid = name.len() <= MAX_NAME_BYTES
-                && parts.all(|part| !part.is_empty() && part.bytes().all(is_token_byte));
+                && name_parts.all(|part| !part.is_empty() && part.bytes().all(is_token_byte));
             if !is_valid || names.len() >= MAX_NAMES {
                 return Err(format!(
                     "`{name}` is not a list of at most {MAX_NAMES} protocols: use for example \
@@ -77,8 +77,11 @@ impl fmt::Display for Upgrades {
     }
 }
 
+/// The protocol that is always forwarded.
 const WEBSOCKET: &str = "websocket";
+/// The names of HTTP/2, which is never forwarded.
 const HTTP2: [&str; 2] = ["h2", "h2c"];
+/// The text of [`Upgrades::Any`].
 const ANY: &str = "any";
 /// The maximum number of names; more than any application uses.
 const MAX_NAMES: usize = 16;

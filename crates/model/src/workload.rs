@@ -13,9 +13,9 @@ use crate::service::Protocol;
 /// One running instance of an application.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Workload {
-    /// Its name.
+    /// The name of the workload.
     pub name: WorkloadName,
-    /// The UID of its pod; absent outside of Kubernetes.
+    /// The UID of the workload's pod; absent outside of Kubernetes.
     pub uid: Option<Uid>,
     /// The labels that services select it by.
     pub labels: BTreeMap<String, String>,
@@ -25,7 +25,7 @@ pub struct Workload {
     pub ports: Vec<WorkloadPort>,
     /// The address that the application listens on, as seen from its sidecar.
     pub address: IpAddr,
-    /// Further addresses: of the other IP family in dual-stack clusters.
+    /// Further addresses, such as those of the other IP family in dual-stack clusters.
     pub other_addresses: BTreeSet<IpAddr>,
     /// The command that starts the application; empty if it is started otherwise.
     pub run: Vec<String>,
@@ -33,12 +33,12 @@ pub struct Workload {
     pub run_options: Box<RunOptions>,
     /// Fixed outbound listeners.
     pub outbound_listeners: Vec<OutboundListener>,
-    /// Its admission settings; they override those of its namespace and the mesh.
+    /// The admission settings, which override those of the namespace and the mesh.
     pub admission: AdmissionSettings,
-    /// Its weight among the endpoints of its services.
+    /// The weight among the endpoints of the workload's services.
     pub weight: Weight,
-    /// Readiness. A workload that is not ready (starting, terminating or reporting unready) is no endpoint of
-    /// its services, except of those that include unready workloads.
+    /// True if the workload is ready. A workload that is starting, terminating or reporting unready is no
+    /// endpoint of its services, except of those that include unready workloads.
     pub ready: bool,
     /// True while it terminates and still serves: it is an endpoint of its services while none of their
     /// workloads is ready.
@@ -64,9 +64,9 @@ pub struct RunOptions {
 /// An operating system user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RunUser {
-    /// By name.
+    /// The user of this name.
     Named(String),
-    /// By UID, with the GID; the group of the user when absent.
+    /// The user of this UID, with the GID; the group of the user when absent.
     Numbered(u32, Option<u32>),
 }
 
@@ -89,11 +89,11 @@ impl Workload {
 /// One port of a workload's application.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct WorkloadPort {
-    /// Its name, unique in the workload; services may refer to it by name.
+    /// The name of the port, unique in the workload; services may refer to it by name.
     pub name: Option<Name>,
     /// The port number, 1 to 65535.
     pub port: u16,
-    /// The protocol.
+    /// The protocol of the application at the port.
     pub protocol: Protocol,
 }
 
@@ -102,7 +102,7 @@ pub struct WorkloadPort {
 pub struct OutboundListener {
     /// The destination service.
     pub service: ServiceName,
-    /// The service's port.
+    /// The port of the service.
     pub port: u16,
     /// The address that the sidecar listens on.
     pub listen: SocketAddr,

@@ -1,4 +1,4 @@
-//! An HTTP client exchange, which also drives its connection.
+//! One HTTP exchange of a client, over a connection that is driven at the same time.
 
 use std::pin::pin;
 
@@ -16,7 +16,7 @@ pub async fn drive_exchange<T, E>(
     tokio::select! {
         biased;
         result = &mut exchange => result,
-        closed = &mut connection => match closed {
+        connection_result = &mut connection => match connection_result {
             // The response may have arrived but not been read yet.
             Ok(()) => exchange.await,
             Err(error) => Err(convert_error(error)),

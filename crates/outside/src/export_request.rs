@@ -17,19 +17,19 @@ use crate::{message, otlp, retry_info};
 /// An export request.
 #[derive(Debug)]
 pub struct ExportRequest {
-    /// The content type in HTTP.
-    pub kind: &'static str,
+    /// The content type of the body, for HTTP.
+    pub content_type: &'static str,
     /// The encoded body.
     pub bytes: Vec<u8>,
-    /// The number of spans, points or records.
+    /// The number of spans, points or records in the body.
     pub count: u64,
 }
 
 impl ExportRequest {
-    /// Creates an OTLP request.
+    /// Creates an OTLP request from an encoded body and the number of its items.
     #[must_use]
     pub fn new_otlp((bytes, count): (Vec<u8>, u64)) -> Self {
-        Self { kind: "application/x-protobuf", bytes, count }
+        Self { content_type: "application/x-protobuf", bytes, count }
     }
 }
 
@@ -165,14 +165,14 @@ where
     let body = Full::new(Bytes::copy_from_slice(&export_request.bytes));
     let request = Request::post(&collector.path)
         .header(HOST, collector.server.authority())
-        .header(CONTENT_TYPE, export_request.kind)
+        .header(CONTENT_TYPE, export_request.content_type)
         .body(body)
         .map_err(protocol_error)?;
     let exchange = async {
         let response = sender.send_request(request).await.map_err(classify_http1_error)?;
         let status = response.status();
         let retry_delay = response.headers().get(RETRY_AFTER).and_then(parse_retry_after);
-        let body = Limited::new(response.into_body(), message::MAX_ANSWER_BYTES).collect().await;
+        let body = Limited::new(response.into_body(), message::MAX_RESPONSE_BYTES).collect().await;
         let body = body.map_err(protocol_error)?.to_bytes();
         match status.is_success() {
             true => Ok(body),
@@ -191,7 +191,7 @@ async fn send_grpc<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (send, connection) = h2::client::handshake(stream).await.map_err(protocol_error)?;
+    let (client, connection) = h2::client::handshake(stream).await.map_err(protocol_error)?;
     let request = Request::post(collector.to_string())
         .version(http::Version::HTTP_2)
         .header(CONTENT_TYPE, "application/grpc")
@@ -199,9 +199,9 @@ where
         .body(())
         .map_err(protocol_error)?;
     let exchange = async {
-        let mut send = send.ready().await.map_err(classify_http2_error)?;
+        let mut client = client.ready().await.map_err(classify_http2_error)?;
         let (response, mut stream) =
-            send.send_request(request, false).map_err(classify_http2_error)?;
+            client.send_request(request, false).map_err(classify_http2_error)?;
         stream
             .send_data(message::add_frame(message_content), true)
             .map_err(classify_http2_error)?;
@@ -253,7 +253,7 @@ fn parse_retry_after(value: &HeaderValue) -> Option<Duration> {
     value.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
 }
 
-/// Sanitizes a collector's text for the log.
+/// Returns a collector's text in a form that is safe for the log: bounded, and without control characters.
 pub(crate) fn sanitize_text(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes.get(..MAX_LOGGED_BYTES).unwrap_or(bytes));
     text.trim().replace(char::is_control, " ")
@@ -281,5 +281,5 @@ fn protocol_error(error: impl std::fmt::Display) -> ExportError {
 
 /// The trailer with details of a gRPC error.
 const STATUS_DETAILS: &str = "grpc-status-details-bin";
-/// The maximum length of a logged text.
+/// Maximum bytes of a collector's text in the log.
 const MAX_LOGGED_BYTES: usize = 256;

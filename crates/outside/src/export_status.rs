@@ -1,4 +1,4 @@
-//! Export results: always counted, and logged once per outage.
+//! Export results: each is counted, and failures are logged once per outage.
 
 use leno_model::Collector;
 
@@ -6,9 +6,9 @@ use crate::export_request::{self, ExportError, RejectedItems};
 
 /// Counters of exported spans, points or records.
 pub trait ExportCounts {
-    /// Adds to the number accepted by a collector.
+    /// Adds items that a collector accepted.
     fn add_exported(&self, count: u64);
-    /// Adds to the number not accepted by a collector.
+    /// Adds items that were lost, or that a collector rejected.
     fn add_rejected(&self, count: u64);
 }
 

@@ -1,4 +1,4 @@
-//! Exporter: sends requests to collectors, with retries.
+//! The exporter of a process: sends requests to collectors, with retries and timeouts.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::export_request::{self, ExportError, ExportRequest, RejectedItems};
 use crate::export_status::{ExportCounts, ExportStatus};
 use crate::servers::{Connector, TlsSessions};
 
-/// Sends requests to collectors, with retries.
+/// Sends export requests to collectors, with retries.
 #[derive(Debug)]
 pub struct Exporter<D> {
     connector: D,
@@ -24,8 +24,8 @@ impl<D: Connector> Exporter<D> {
         Self { connector, sessions: TlsSessions::new(roots) }
     }
 
-    /// Sends OTLP requests in sequence. If one fails, the rest is dropped, unless the error concerns only this
-    /// request. Returns the retry delay that the collector requests.
+    /// Sends OTLP requests in sequence. If one fails, the remaining ones are dropped, unless the error concerns
+    /// only this request. Returns the retry delay that the collector requested last, if any.
     pub async fn deliver_all(
         &self,
         collector: &Collector,
@@ -50,7 +50,7 @@ impl<D: Connector> Exporter<D> {
         requested_delay
     }
 
-    /// Sends one request.
+    /// Sends one request, and records its result.
     pub async fn send_request(
         &self,
         collector: &Collector,
@@ -62,14 +62,14 @@ impl<D: Connector> Exporter<D> {
         export_status.record_result(export_request.count, &result);
     }
 
-    /// Sends a request, with retries; returns the part that the collector rejected.
+    /// Sends a request, with retries; returns the items that the collector rejected.
     async fn send_with_retries(
         &self,
         collector: &Collector,
         export_request: &ExportRequest,
     ) -> Result<RejectedItems, ExportError> {
-        let mut pause = FIRST_PAUSE;
-        let mut attempts_left = MAX_ATTEMPTS;
+        let mut retry_delay = FIRST_RETRY_DELAY;
+        let mut remaining_attempts = MAX_ATTEMPTS;
         loop {
             let attempt = export_request::send_export(
                 collector,
@@ -79,18 +79,18 @@ impl<D: Connector> Exporter<D> {
             );
             let outcome =
                 timeout(ATTEMPT_TIMEOUT, attempt).await.unwrap_or(Err(ExportError::TimedOut));
-            attempts_left -= 1;
+            remaining_attempts -= 1;
             match outcome {
-                Err(error) if error.is_retryable() && attempts_left > 0 => {
+                Err(error) if error.is_retryable() && remaining_attempts > 0 => {
                     let requested_delay = error.retry_delay().unwrap_or_default();
                     if requested_delay > MAX_RETRY_DELAY {
                         return Err(error);
                     }
-                    sleep(pause.max(requested_delay)).await;
+                    sleep(retry_delay.max(requested_delay)).await;
                 }
                 outcome => return outcome,
             }
-            pause *= 2;
+            retry_delay *= 2;
         }
     }
 }
@@ -100,6 +100,6 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of attempts.
 const MAX_ATTEMPTS: u32 = 3;
 /// The delay before the second attempt; it doubles for the third one.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// The longest accepted retry delay; beyond it the request is dropped.
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(500);
+/// The maximum retry delay; if the collector requests a longer one, the request is dropped.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);

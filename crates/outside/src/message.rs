@@ -1,4 +1,4 @@
-//! Length-prefixed messages of gRPC.
+//! Length-prefixed messages of gRPC: frames of requests, and the single message of a response.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -12,45 +12,45 @@ pub fn add_frame(message: &[u8]) -> Bytes {
     framed.freeze()
 }
 
-/// Returns the only message of a response.
+/// Returns the single message of a response, without its prefix.
 ///
 /// # Errors
-/// [`NotOneMessage`].
-pub fn single_message(mut response: Bytes) -> Result<Bytes, NotOneMessage> {
-    let invalid = |problem| Err(NotOneMessage(problem));
+/// [`MalformedMessage`].
+pub fn single_message(mut response: Bytes) -> Result<Bytes, MalformedMessage> {
+    let malformed = |problem| Err(MalformedMessage(problem));
     let Some((&[flag, a, b, c, d], _)) = response.split_first_chunk::<FRAME_BYTES>() else {
-        return invalid("it has no message");
+        return malformed("it has no message");
     };
     if flag != 0 {
-        return invalid("it is compressed, which was not requested");
+        return malformed("it is compressed, which was not requested");
     }
     let message = response.split_off(FRAME_BYTES);
     match usize::try_from(u32::from_be_bytes([a, b, c, d])) {
         Ok(length) if length == message.len() => Ok(message),
-        _ => invalid("it is not exactly one message"),
+        _ => malformed("it is not exactly one message"),
     }
 }
 
 /// Appends a part of a response, up to the size limit.
 ///
 /// # Errors
-/// [`NotOneMessage`] if the response is too long.
-pub fn append_part(response: &mut BytesMut, chunk: &[u8]) -> Result<(), NotOneMessage> {
-    if response.len() + chunk.len() > MAX_ANSWER_BYTES {
-        return Err(NotOneMessage("it is too long"));
+/// [`MalformedMessage`] if the response is too long.
+pub fn append_part(response: &mut BytesMut, part: &[u8]) -> Result<(), MalformedMessage> {
+    if response.len() + part.len() > MAX_RESPONSE_BYTES {
+        return Err(MalformedMessage("it is too long"));
     }
-    response.extend_from_slice(chunk);
+    response.extend_from_slice(part);
     Ok(())
 }
 
 /// A response that is not exactly one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct NotOneMessage(&'static str);
+pub struct MalformedMessage(&'static str);
 
-/// The size limit of responses, larger than any expected one.
-pub const MAX_ANSWER_BYTES: usize = 64 << 10;
-/// The prefix: a flag and a length of four bytes.
+/// Maximum bytes of a response, including the prefix; more than any expected response has.
+pub const MAX_RESPONSE_BYTES: usize = 64 << 10;
+/// The length of the prefix in bytes: a flag, and a length of four bytes.
 const FRAME_BYTES: usize = 5;
 
 #[cfg(test)]
@@ -66,7 +66,7 @@ mod tests {
             assert!(single_message(Bytes::copy_from_slice(invalid)).is_err(), "{invalid:?}");
         }
         let mut response = BytesMut::new();
-        assert!(append_part(&mut response, &[0; MAX_ANSWER_BYTES]).is_ok());
+        assert!(append_part(&mut response, &[0; MAX_RESPONSE_BYTES]).is_ok());
         assert!(append_part(&mut response, b"a").is_err());
     }
 }

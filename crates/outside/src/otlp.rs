@@ -53,32 +53,32 @@ pub fn key_value(key: &str, value: AttributeValue) -> KeyValue {
 /// Converts a time to the form of OTLP: nanoseconds since 1970.
 #[must_use]
 pub fn unix_nanoseconds(at: SystemTime) -> u64 {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    let since_epoch = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The maximum overhead of an element in a repeated field: a tag and a length.
+/// The maximum overhead of an element in a repeated field, in bytes: a tag and a length.
 pub const ELEMENT_BYTES: usize = 8;
 
-/// The size limit of export requests. Proxies accept 1 MiB by default, more than this limit and the longest
-/// element together.
+/// The target size of export requests in bytes. Proxies accept 1 MiB by default, more than this size and the
+/// longest element together.
 pub const MAX_REQUEST_BYTES: usize = 512 << 10;
 
 /// The entity that produces telemetry.
 #[derive(Clone, PartialEq, Message)]
 pub struct OtlpResource {
-    /// Its attributes.
+    /// The attributes that identify the entity.
     #[prost(message, repeated, tag = "1")]
     pub attributes: Vec<KeyValue>,
 }
 
-/// The instrumentation scope.
+/// The instrumentation scope: the library that records telemetry.
 #[derive(Clone, PartialEq, Message)]
 pub struct InstrumentationScope {
-    /// Its name.
+    /// The name of the library.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// Its version.
+    /// The version of the library.
     #[prost(string, tag = "2")]
     pub version: String,
 }
@@ -86,10 +86,10 @@ pub struct InstrumentationScope {
 /// An attribute.
 #[derive(Clone, PartialEq, Message)]
 pub struct KeyValue {
-    /// Its name.
+    /// The name of the attribute.
     #[prost(string, tag = "1")]
     pub key: String,
-    /// Its value.
+    /// The value of the attribute.
     #[prost(message, optional, tag = "2")]
     pub value: Option<AnyValue>,
 }
@@ -97,7 +97,7 @@ pub struct KeyValue {
 /// A value of one of several types.
 #[derive(Clone, PartialEq, Message)]
 pub struct AnyValue {
-    /// The value.
+    /// The value; `None` if it is empty.
     #[prost(oneof = "any_value::AnyValueKind", tags = "1, 3, 4")]
     pub value: Option<any_value::AnyValueKind>,
 }

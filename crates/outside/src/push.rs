@@ -17,23 +17,25 @@ use crate::servers::Connector;
 
 /// The source of a process's metrics.
 pub trait MetricSource {
-    /// Returns the telemetry source. Called once: under another name the values would count as new series.
+    /// Returns the identity of the telemetry source. Called once: under another name the values would be new
+    /// series.
     fn source(&self) -> ResourceIdentity;
 
-    /// Writes all metrics. Returns `None` if their owner has terminated.
+    /// Adds all metrics to `requests`. Returns `None` if the task that owns the metrics has ended.
     fn write_metrics(
         &mut self,
         requests: MetricRequests,
     ) -> impl Future<Output = Option<MetricRequests>>;
 
-    /// Writes all metrics on shutdown, including the last changes.
-    fn write_last_metrics(
+    /// Adds all metrics to `requests` on shutdown, including the last changes.
+    fn write_final_metrics(
         self,
         requests: MetricRequests,
     ) -> impl Future<Output = Option<MetricRequests>>;
 }
 
-/// Exports metrics until `stopped` completes, and then a last time.
+/// Exports metrics periodically until `stopped` completes, and then once more. `seed` determines the time of
+/// the first export within the interval.
 pub async fn push_metrics(
     exporter: &Exporter<impl Connector>,
     export_status: &mut ExportStatus<impl ExportCounts>,
@@ -59,10 +61,10 @@ pub async fn push_metrics(
                 },
             }
         };
-        let mut due = Instant::now() + interval_fraction(push.interval, seed);
+        let mut next_export = Instant::now() + interval_fraction(push.interval, seed);
         loop {
             let next = async {
-                sleep_until(due).await;
+                sleep_until(next_export).await;
                 let source = &*source.get_or_insert_with(|| metrics.source());
                 let requests = metrics
                     .write_metrics(MetricRequests::new(source, TimeRange::from_start(started)))
@@ -81,9 +83,9 @@ pub async fn push_metrics(
                     // Wait longer if the export is slow or the collector requests it.
                     let pause = push.interval.max(requested_delay.unwrap_or_default().min(MAX_RETRY_DELAY));
                     let now = Instant::now();
-                    due += push.interval;
-                    if due <= now || requested_delay.is_some() {
-                        due = now + pause;
+                    next_export += push.interval;
+                    if next_export <= now || requested_delay.is_some() {
+                        next_export = now + pause;
                     }
                 }
             }
@@ -94,7 +96,7 @@ pub async fn push_metrics(
             let source = source.unwrap_or_else(|| metrics.source());
             let final_export = async {
                 let requests = metrics
-                    .write_last_metrics(MetricRequests::new(
+                    .write_final_metrics(MetricRequests::new(
                         &source,
                         TimeRange::from_start(started),
                     ))

@@ -5,13 +5,13 @@
 pub struct ResourceIdentity {
     /// The service name: for a workload, the service of its metrics.
     pub service: String,
-    /// The namespace of the service.
+    /// The namespace of the service, or of the workload.
     pub namespace: String,
     /// The instance: for a workload, its name.
     pub instance: String,
 }
 
-/// The value of an attribute.
+/// The value of a telemetry attribute.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AttributeValue {
     /// A text.

@@ -5,14 +5,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use leno_identity::OutsideRoots;
+use leno_identity::ExternalServerRoots;
 use leno_model::Server;
 use rustls_pki_types::ServerName;
 use tokio::net::{TcpStream, lookup_host};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// Opens connections. A sidecar marks its own so that they are not redirected to it.
+/// Opens connections. The connector of a sidecar marks its connections, so that they are not redirected to the
+/// sidecar.
 pub trait Connector {
     /// Connects to an address.
     ///
@@ -25,16 +26,16 @@ pub trait Connector {
 /// failed handshake: the file may have been replaced.
 #[derive(Debug)]
 pub struct TlsSessions {
-    /// A PEM file; the system's own roots when absent.
-    file: Option<PathBuf>,
-    roots: Mutex<Option<OutsideRoots>>,
+    /// A PEM file with the trust roots; the system's roots if absent.
+    roots_file: Option<PathBuf>,
+    roots: Mutex<Option<ExternalServerRoots>>,
 }
 
 impl TlsSessions {
-    /// Creates sessions with the roots of a PEM file, or with those of the system.
+    /// Creates sessions that trust the roots of a PEM file; without a file, those of the system.
     #[must_use]
-    pub fn new(file: Option<PathBuf>) -> Self {
-        Self { file, roots: Mutex::default() }
+    pub fn new(roots_file: Option<PathBuf>) -> Self {
+        Self { roots_file, roots: Mutex::default() }
     }
 
     /// Opens a TLS session, verifies the server's certificate for its name, and offers `protocol` by ALPN.
@@ -59,25 +60,27 @@ impl TlsSessions {
         })
     }
 
-    async fn load_roots(&self) -> Result<OutsideRoots, TlsSessionError> {
+    async fn load_roots(&self) -> Result<ExternalServerRoots, TlsSessionError> {
         if let Some(roots) = self.lock_roots().clone() {
             return Ok(roots);
         }
-        let file = self.file.clone();
-        let result = tokio::task::spawn_blocking(move || OutsideRoots::read(file.as_deref())).await;
-        let roots = result.map_err(|error| TlsSessionError::Roots(error.to_string()))?;
+        let roots_file = self.roots_file.clone();
+        let load_result =
+            tokio::task::spawn_blocking(move || ExternalServerRoots::read(roots_file.as_deref()))
+                .await;
+        let roots = load_result.map_err(|error| TlsSessionError::Roots(error.to_string()))?;
         let roots = roots.map_err(|error| TlsSessionError::Roots(error.to_string()))?;
         *self.lock_roots() = Some(roots.clone());
         Ok(roots)
     }
 
     /// Locks the roots. A thread that panicked while it held the lock left them consistent.
-    fn lock_roots(&self) -> MutexGuard<'_, Option<OutsideRoots>> {
+    fn lock_roots(&self) -> MutexGuard<'_, Option<ExternalServerRoots>> {
         self.roots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Why there is no session.
+/// The reason why a TLS session cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsSessionError {
     /// The server cannot be verified, or does not support TLS.
@@ -88,10 +91,11 @@ pub enum TlsSessionError {
     Roots(String),
 }
 
-/// Connects to the first of the server's addresses that accepts.
+/// Connects to the first address of the server that accepts the connection.
 ///
 /// # Errors
-/// The last error, if no address accepts; an error as well if the name has no address.
+/// The error of the last address if none accepts the connection; an error of the kind
+/// [`io::ErrorKind::NotFound`] if the name has no address.
 pub async fn connect_server(server: &Server, connector: &impl Connector) -> io::Result<TcpStream> {
     connect_permitted(server, connector, |_| true).await
 }
@@ -100,7 +104,8 @@ pub async fn connect_server(server: &Server, connector: &impl Connector) -> io::
 /// one, so that a changed DNS record cannot bypass the check.
 ///
 /// # Errors
-/// As [`connect_server`], and of the kind [`io::ErrorKind::PermissionDenied`] when no address is permitted.
+/// The errors of [`connect_server`]; of the kind [`io::ErrorKind::PermissionDenied`] if no address is
+/// permitted.
 pub async fn connect_permitted(
     server: &Server,
     connector: &impl Connector,

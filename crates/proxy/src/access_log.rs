@@ -1,4 +1,5 @@
-//! The access log of requests, written to standard output or sent to a collector by the control thread.
+//! Access log of requests: the control thread writes the entries of the data threads to standard output, or
+//! sends them to a collector.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::request_trace::TraceEntry;
 /// Writes entries to standard output, or sends them to a collector, until all data threads have ended. If the
 /// reader is too slow, entries are dropped and counted; data threads never wait.
 pub(crate) async fn write_entries(
-    mut lines: mpsc::Receiver<Arc<TraceEntry>>,
+    mut entries: mpsc::Receiver<Arc<TraceEntry>>,
     exporter: Rc<TelemetryExporter>,
 ) {
     let mut line_queue = None;
@@ -27,7 +28,7 @@ pub(crate) async fn write_entries(
     let mut text = String::new();
     let mut export_status = exporter.line_export_status();
     let mut log = AccessLog::json();
-    while lines.recv_many(&mut batch, MAX_BATCH).await > 0 {
+    while entries.recv_many(&mut batch, MAX_BATCH).await > 0 {
         // Entries recorded before the log is turned off use the previous destination.
         if let Some(current_log) = exporter
             .config_store()
@@ -38,15 +39,15 @@ pub(crate) async fn write_entries(
             log = current_log;
         }
         if let Some(collector) = &log.collector {
-            export::collect_batch(&mut lines, &mut batch, export::BATCH_DELAY).await;
-            exporter.deliver_lines(collector, &log.format, &batch, &mut export_status).await;
+            export::collect_batch(&mut entries, &mut batch, export::BATCH_DELAY).await;
+            exporter.export_log_entries(collector, &log.format, &batch, &mut export_status).await;
             batch.clear();
             continue;
         }
-        export::collect_batch(&mut lines, &mut batch, export::POLL_INTERVAL).await;
+        export::collect_batch(&mut entries, &mut batch, export::POLL_INTERVAL).await;
         text.clear();
         for trace_entry in batch.drain(..) {
-            append_line(&trace_entry, &log.format, &mut text);
+            append_log_line(&trace_entry, &log.format, &mut text);
         }
         let queue = match &mut line_queue {
             Some(queue) => queue,
@@ -68,9 +69,9 @@ pub(crate) async fn write_entries(
     }
 }
 
-/// Appends one line.
-pub(crate) fn append_line(trace_entry: &TraceEntry, format: &LogFormat, out: &mut String) {
-    with_entry(trace_entry, |entry| match format {
+/// Appends the log line of a request in this format, with a line break.
+pub(crate) fn append_log_line(trace_entry: &TraceEntry, format: &LogFormat, out: &mut String) {
+    with_log_entry(trace_entry, |entry| match format {
         LogFormat::Json => write_json(entry, out),
         LogFormat::Template(template) => {
             let parts = template.parts().iter().map(|part| match part {
@@ -83,7 +84,7 @@ pub(crate) fn append_line(trace_entry: &TraceEntry, format: &LogFormat, out: &mu
 }
 
 /// Calls `use_entry` with the log entry of a request, which borrows from local texts.
-pub(crate) fn with_entry<T>(
+pub(crate) fn with_log_entry<T>(
     trace_entry: &TraceEntry,
     use_entry: impl FnOnce(&AccessLogEntry<'_>) -> T,
 ) -> T {

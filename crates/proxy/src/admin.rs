@@ -1,4 +1,5 @@
-//! The read-only admin endpoint, served on loopback by the control thread.
+//! The read-only admin endpoint, served on loopback by the control thread: metrics, readiness and the current
+//! configuration. The control plane queries the same pages over its stream.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -27,12 +28,12 @@ use crate::connections::Connections;
 use crate::drain::Phase;
 use crate::ejected::EjectedEndpoints;
 use crate::open_listeners::OpenListeners;
-use crate::pages::{self, Pages};
+use crate::pages::{self, PageListener};
 
 mod connectivity;
 mod page;
 
-/// State that the admin endpoint reads.
+/// The state that the admin endpoint reads.
 pub(crate) struct Admin {
     pub(crate) config: Arc<Config>,
     /// The per-thread metrics of the control thread.
@@ -56,6 +57,7 @@ pub(crate) struct Admin {
 pub(crate) struct ScrapeState {
     /// Limits concurrent scrapes.
     permits: Semaphore,
+    /// True if the last scrape succeeded.
     is_healthy: Cell<bool>,
     /// Limits the log lines of an endpoint that fails every other time.
     logs: RefCell<LogLimit>,
@@ -82,12 +84,12 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
     };
     let admission =
         ConnectionAdmission::new(HalfOpenLimits { waiting_per_source: limits.waiting, ..limits });
-    let mut pages = Pages::new("admin", listener, admin.phase.clone());
+    let mut page_listener = PageListener::new("admin", listener, admin.phase.clone());
     loop {
         let Ok(slot) = slots.clone().acquire_owned().await else {
             return;
         };
-        let Some((tcp, peer)) = pages.next().await else {
+        let Some((tcp, peer)) = page_listener.next().await else {
             break;
         };
         let (admin, half_open) = (admin.clone(), admission.admit(peer));
@@ -99,7 +101,8 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
                     let _response_guard = half_open.start_response();
                     // Pages of other sites can read nothing here, not even the workload name.
                     let is_page = request.uri().path() == "/";
-                    let response = match reject_foreign(&request, AcceptedHosts::Local, is_page) {
+                    let response = match reject_cross_site(&request, AcceptedHosts::Local, is_page)
+                    {
                         Some(response) => response,
                         None => add_workload_header(&admin, handle_request(&admin, &request).await),
                     };
@@ -121,10 +124,11 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
     pages::wait_for_connections(&slots, MAX_CONNECTIONS).await;
 }
 
-/// Answers queries of the control plane with admin endpoints, one query at a time: the control plane opens the next
-/// one after the deadline of the previous one.
+/// Answers queries of the control plane with admin endpoints, one query at a time: the control plane opens the
+/// next one after the deadline of the previous one.
 pub(crate) async fn serve_queries(mut queries: mpsc::Receiver<Query>, admin: Rc<Admin>) {
-    while let Some(Query { path, deadline, reply: mut response, .. }) = queries.recv().await {
+    while let Some(Query { path, deadline, reply: mut response_sender, .. }) = queries.recv().await
+    {
         let page = async {
             let Ok(request) = Request::get(&path).body(()) else {
                 return QueryResponse { status: 400, body: b"invalid HTTP path\n".to_vec() };
@@ -137,10 +141,10 @@ pub(crate) async fn serve_queries(mut queries: mpsc::Receiver<Query>, admin: Rc<
             page = timeout(deadline, page) => {
                 if let Ok(page) = page {
                     // The stream may have ended.
-                    response.send(page).ok();
+                    response_sender.send(page).ok();
                 }
             }
-            () = response.closed() => {}
+            () = response_sender.closed() => {}
         }
     }
 }
@@ -178,9 +182,14 @@ async fn page_at<B>(admin: &Rc<Admin>, request: &Request<B>) -> Response<Full<By
         "/ejected" => json_response(&page::ejected_endpoints(admin)),
         "/circuits" => json_response(&page::open_circuits(admin)),
         "/connectivity" => {
-            match connectivity::run_query(admin, request.uri().query().unwrap_or_default()).await {
-                Ok(reported) => json_response(&reported),
-                Err(problem) => text_response(StatusCode::BAD_REQUEST, problem),
+            match connectivity::check_service_endpoints(
+                admin,
+                request.uri().query().unwrap_or_default(),
+            )
+            .await
+            {
+                Ok(report) => json_response(&report),
+                Err(message) => text_response(StatusCode::BAD_REQUEST, message),
             }
         }
         "/" => text_response(StatusCode::OK, INDEX.into()),
@@ -189,18 +198,19 @@ async fn page_at<B>(admin: &Rc<Admin>, request: &Request<B>) -> Response<Full<By
 }
 
 /// Returns the rejection of a request that a page of another site has caused; `None` for any other request.
-pub(crate) fn reject_foreign(
+pub(crate) fn reject_cross_site(
     request: &Request<Incoming>,
-    names: AcceptedHosts,
+    accepted_hosts: AcceptedHosts,
     is_page: bool,
 ) -> Option<Response<Full<Bytes>>> {
     let headers = request.headers();
-    let field = |name: &'static str| {
+    let header_value = |name: &'static str| {
         single_value(headers.get_all(name).iter().map(|value| value.to_str().unwrap_or_default()))
     };
     let hosts = headers.get_all(HOST).iter().map(|value| value.to_str().unwrap_or_default());
     let host = request_host(request.uri().authority().map(|authority| authority.as_str()), hosts);
-    let rejection = host.and_then(|host| check_origin(host, field, names, is_page)).err()?;
+    let rejection =
+        host.and_then(|host| check_origin(host, header_value, accepted_hosts, is_page)).err()?;
     let status = match rejection {
         CrossSiteRequest::MultipleHosts => StatusCode::BAD_REQUEST,
         CrossSiteRequest::Host => StatusCode::MISDIRECTED_REQUEST,
@@ -215,14 +225,14 @@ pub(crate) async fn metrics_response<B>(
     request: &Request<B>,
 ) -> Response<Full<Bytes>> {
     let mut text = String::new();
-    let names = match AliasNames::from_query(request.uri().query().unwrap_or_default()) {
-        Ok(names) => names,
-        Err(problem) => return text_response(StatusCode::BAD_REQUEST, problem),
+    let alias_names = match AliasNames::from_query(request.uri().query().unwrap_or_default()) {
+        Ok(alias_names) => alias_names,
+        Err(message) => return text_response(StatusCode::BAD_REQUEST, message),
     };
-    if let Some(names) = names {
+    if let Some(alias_names) = alias_names {
         let workload = &admin.config.workload;
         let (namespace, name) = (workload.namespace.as_str(), workload.name.as_str());
-        admin.telemetry.expose_as(names, namespace, name, &mut text);
+        admin.telemetry.expose_as(alias_names, namespace, name, &mut text);
         text.push_str(&application_metrics(admin).await);
         return build_response(StatusCode::OK, ExpositionFormat::Prometheus.content_type(), text);
     }
@@ -242,7 +252,7 @@ pub(crate) async fn metrics_response<B>(
 async fn application_metrics(admin: &Admin) -> String {
     let Some(metrics) = &admin.config.application_metrics else { return String::new() };
     let page = match admin.scraping.permits.try_acquire() {
-        Ok(_permit) => metrics.read(&admin.config).await,
+        Ok(_permit) => metrics.scrape(&admin.config).await,
         Err(_) => Err(ScrapeError::Busy),
     };
     let was_healthy = admin.scraping.is_healthy.replace(page.is_ok());
@@ -277,6 +287,7 @@ fn json_response(value: &serde_json::Value) -> Response<Full<Bytes>> {
     build_response(StatusCode::OK, "application/json", format!("{value:#}\n"))
 }
 
+/// Builds a response with a plain text.
 pub(crate) fn text_response(status: StatusCode, body: String) -> Response<Full<Bytes>> {
     build_response(status, "text/plain; charset=utf-8", body)
 }
@@ -293,12 +304,13 @@ fn build_response(
     response
 }
 
-/// The header with the workload that the page describes.
+/// The response header with the name of this proxy's workload.
 pub(crate) const WORKLOAD_FIELD: &str = "leno-workload";
+/// The body for `/` and unknown paths: the list of pages.
 const INDEX: &str = "leno proxy: /metrics /ready /config /connections /requests /ejected /circuits /connectivity?service=NS/NAME\n";
-/// The maximum number of queued queries of the control plane: a stream has one open, and those of ended streams
-/// are dropped.
-pub(crate) const MAX_QUERIES: usize = 4;
+/// The maximum number of queued queries of the control plane: each stream has at most one, and those of ended
+/// streams are dropped.
+pub(crate) const MAX_QUEUED_QUERIES: usize = 4;
 /// The maximum number of concurrent scrapes of the application: more than any installation has scrapers.
 const MAX_SCRAPES: usize = 4;
 /// The maximum number of concurrent admin connections; further ones wait. At most half of them may be without a

@@ -1,4 +1,4 @@
-//! The application's own metrics, scraped with the sidecar's and appended to them.
+//! The application's own metrics: scraped on each request for the sidecar's metrics, and appended to them.
 
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -47,14 +47,15 @@ impl ApplicationMetrics {
     ///
     /// # Errors
     /// [`ScrapeError`], within [`SCRAPE_TIMEOUT`].
-    pub(crate) async fn read(&self, config: &Config) -> Result<String, ScrapeError> {
+    pub(crate) async fn scrape(&self, config: &Config) -> Result<String, ScrapeError> {
         let address = SocketAddr::new(config.probed_at(), self.port);
         let fetch = self.fetch_metrics(address, config);
         let page = timeout(SCRAPE_TIMEOUT, fetch).await.unwrap_or(Err(ScrapeError::Timeout))?;
-        let page = std::str::from_utf8(&page).map_err(|_| ScrapeError::Text)?;
+        let page = std::str::from_utf8(&page).map_err(|_| ScrapeError::InvalidUtf8)?;
         Ok(leno_telemetry::adopt_page(page)?)
     }
 
+    /// Fetches the page over HTTP/1.1, without validating it.
     async fn fetch_metrics(
         &self,
         address: SocketAddr,
@@ -85,7 +86,7 @@ impl ApplicationMetrics {
 /// The reason why the application's metrics cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ScrapeError {
-    /// The application does not accept the connection.
+    /// The application refused the connection.
     #[error("no response: {0}")]
     Unreachable(std::io::Error),
     /// The scrape timed out.
@@ -102,7 +103,7 @@ pub(crate) enum ScrapeError {
     Status(u16),
     /// The response is not UTF-8 text.
     #[error("the response is not UTF-8")]
-    Text,
+    InvalidUtf8,
     /// The response is not in the exposition format.
     #[error(transparent)]
     InvalidFormat(#[from] InvalidExposition),
@@ -158,13 +159,13 @@ mod tests {
                 let app = Application::respond_with(move |_| response.clone()).await;
                 let metrics = format!("{}/m", app.address.port());
                 let metrics: ApplicationMetrics = metrics.parse().unwrap();
-                match metrics.read(&test_config()).await {
+                match metrics.scrape(&test_config()).await {
                     Ok(page) => assert_eq!(page, expected),
                     Err(error) => assert!(error.to_string().contains(expected), "{error}"),
                 }
             }
             let unreachable: ApplicationMetrics = closed_port().port().to_string().parse().unwrap();
-            let error = unreachable.read(&test_config()).await.unwrap_err();
+            let error = unreachable.scrape(&test_config()).await.unwrap_err();
             assert!(error.to_string().contains("no response"), "{error}");
         });
     }

@@ -1,5 +1,5 @@
-//! Application ports that are closed to forwarded connections: until the application listens, and while another
-//! process holds the port.
+//! The states of the application's ports. Connections to a port wait while the application starts, and fail
+//! while it is down or another process holds the port.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,12 +15,13 @@ use tokio::time::timeout;
 #[derive(Debug, Clone)]
 pub struct ApplicationPorts(Arc<SharedPorts>);
 
+/// The states that all clones share.
 #[derive(Debug)]
 struct SharedPorts {
     states: watch::Sender<Arc<PortStates>>,
     /// True if a port may be closed: read for each new connection instead of the states.
     may_be_closed: AtomicBool,
-    /// Requests and connections that wait for a port.
+    /// The number of requests and connections that wait for a port.
     waiting: AtomicU64,
 }
 
@@ -39,7 +40,7 @@ pub enum PortState {
     /// Connections are forwarded.
     #[default]
     Open,
-    /// The application starts: connections wait for it within a bound.
+    /// The application starts: connections wait for it, at most 10 s.
     Starting,
     /// The application does not run or is not ready: connections fail at once, so that clients use another
     /// endpoint.
@@ -94,7 +95,7 @@ impl ApplicationPorts {
         self.0.states.subscribe()
     }
 
-    /// False if connections to all ports are forwarded.
+    /// True unless connections to all ports are forwarded.
     pub(crate) fn may_be_closed(&self) -> bool {
         self.0.may_be_closed.load(Ordering::Acquire)
     }
@@ -106,12 +107,13 @@ impl ApplicationPorts {
     pub(crate) async fn wait_for_port(&self, port: u16, max_wait: Duration) -> Result<(), Reason> {
         let _waiting = WaitingGuard::new(&self.0.waiting);
         let mut states = self.0.states.subscribe();
-        let decided = states.wait_for(|states| *states.for_port(port) != PortState::Starting);
-        let state = match timeout(max_wait, decided).await {
+        let no_longer_starting =
+            states.wait_for(|states| *states.state_for(port) != PortState::Starting);
+        let state = match timeout(max_wait, no_longer_starting).await {
             Err(_) => return Err(Reason::ConnectTimeout),
             // Unreachable: the sender lives as long as `self`.
             Ok(Err(_)) => return Ok(()),
-            Ok(Ok(states)) => states.for_port(port).clone(),
+            Ok(Ok(states)) => states.state_for(port).clone(),
         };
         match state {
             PortState::Open | PortState::Starting => Ok(()),
@@ -140,10 +142,10 @@ impl Drop for WaitingGuard<'_> {
 impl PortStates {
     /// True if connections to a port are forwarded.
     pub(crate) fn is_open(&self, port: u16) -> bool {
-        *self.for_port(port) == PortState::Open
+        *self.state_for(port) == PortState::Open
     }
 
-    fn for_port(&self, port: u16) -> &PortState {
+    fn state_for(&self, port: u16) -> &PortState {
         self.ports.get(&port).unwrap_or(&self.otherwise)
     }
 }

@@ -1,12 +1,12 @@
-//! Per-thread buffer pool. Idle connections hold no buffer; the pool keeps a few warm, so that a request in
-//! steady state allocates nothing.
+//! Pool of byte buffers for each thread. Idle connections hold no buffer; the pool keeps a few allocated, so
+//! that a request usually allocates none.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use bytes::BytesMut;
 
-/// The purpose of a buffer, which determines its initial capacity.
+/// The size class of a buffer, named after its use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BufferSize {
     /// A head and a small body: 4 KiB.
@@ -15,6 +15,14 @@ pub(crate) enum BufferSize {
     Batch,
     /// The bytes that a link collects in one turn of the event loop: 16 KiB at first.
     Turn,
+}
+
+/// The limits of the unused buffers of one size.
+struct QueueLimits {
+    /// The capacity in bytes above which a buffer is freed.
+    max_capacity: usize,
+    /// The maximum number of unused buffers.
+    max_count: usize,
 }
 
 impl BufferSize {
@@ -40,15 +48,15 @@ impl BufferSize {
         buffer.try_reclaim(self.initial_capacity())
     }
 
-    /// Returns the capacity above which a buffer is not kept, and the maximum number of buffers kept: the use
-    /// of one turn of the event loop, at most half a mebibyte of each size. Link buffers are never reused for
+    /// Returns the limits of the unused buffers: the use of one turn of the event loop, at most half a mebibyte
+    /// of each size. Link buffers are never reused for
     /// reads: they are many times larger than a read needs, and a read may hold its buffer until a slow peer
     /// has sent all bytes.
-    const fn queue_limits(self) -> (usize, usize) {
+    const fn queue_limits(self) -> QueueLimits {
         match self {
-            Self::Message => (16 * 1024, 32),
-            Self::Batch => (32 * 1024, 8),
-            Self::Turn => (128 * 1024, 4),
+            Self::Message => QueueLimits { max_capacity: 16 * 1024, max_count: 32 },
+            Self::Batch => QueueLimits { max_capacity: 32 * 1024, max_count: 8 },
+            Self::Turn => QueueLimits { max_capacity: 128 * 1024, max_count: 4 },
         }
     }
 }
@@ -110,7 +118,7 @@ struct BufferQueue(VecDeque<BytesMut>);
 
 impl BufferQueue {
     fn take(&mut self, size: BufferSize) -> BytesMut {
-        for _ in 0..self.0.len().min(MAX_EXAMINED) {
+        for _ in 0..self.0.len().min(MAX_EXAMINED_BUFFERS) {
             let Some(mut buffer) = self.0.pop_front() else { break };
             match size.is_reusable(&mut buffer) {
                 true => return buffer,
@@ -122,11 +130,11 @@ impl BufferQueue {
 
     /// Keeps a buffer, in place of the one unused for longest if the pool is full.
     fn put_back(&mut self, buffer: BytesMut, size: BufferSize) {
-        let (capacity_max, count_max) = size.queue_limits();
-        if buffer.capacity() > capacity_max {
+        let QueueLimits { max_capacity, max_count } = size.queue_limits();
+        if buffer.capacity() > max_capacity {
             return;
         }
-        if self.0.len() >= count_max {
+        if self.0.len() >= max_count {
             self.0.pop_front();
         }
         self.0.push_back(buffer);
@@ -134,7 +142,7 @@ impl BufferQueue {
 }
 
 /// The maximum number of buffers examined before a new one is allocated.
-const MAX_EXAMINED: usize = 4;
+const MAX_EXAMINED_BUFFERS: usize = 4;
 
 #[cfg(test)]
 mod tests {
@@ -175,11 +183,11 @@ mod tests {
         assert_eq!(buffer, b"rest"[..]);
     }
 
-    /// Small buffers would displace those with full capacity.
+    /// Otherwise small buffers would displace those with full capacity.
     #[test]
     fn a_buffer_with_little_capacity_is_not_kept() {
-        let (_, count_max) = BufferSize::Batch.queue_limits();
-        for _ in 0..2 * count_max {
+        let QueueLimits { max_count, .. } = BufferSize::Batch.queue_limits();
+        for _ in 0..2 * max_count {
             let mut small = BytesMut::from(&b"twelve bytes"[..]);
             small.clear();
             return_buffer(&mut small, BufferSize::Batch);
@@ -205,13 +213,13 @@ mod tests {
     #[test]
     fn the_pool_keeps_few_buffers_and_no_large_one() {
         let kept_count = || UNUSED_BUFFERS.with_borrow(|unused| unused.messages.0.len());
-        let (capacity_max, _) = BufferSize::Batch.queue_limits();
-        return_buffer(&mut BytesMut::with_capacity(capacity_max + 1), BufferSize::Message);
+        let QueueLimits { max_capacity, .. } = BufferSize::Batch.queue_limits();
+        return_buffer(&mut BytesMut::with_capacity(max_capacity + 1), BufferSize::Message);
         assert_eq!(kept_count(), 0);
-        let (_, count_max) = BufferSize::Message.queue_limits();
+        let QueueLimits { max_count, .. } = BufferSize::Message.queue_limits();
         let mut buffers: Vec<_> =
-            (0..2 * count_max).map(|_| buffer_with_capacity(BufferSize::Message)).collect();
+            (0..2 * max_count).map(|_| buffer_with_capacity(BufferSize::Message)).collect();
         buffers.iter_mut().for_each(|buffer| return_buffer(buffer, BufferSize::Message));
-        assert_eq!(kept_count(), count_max);
+        assert_eq!(kept_count(), max_count);
     }
 }

@@ -1,4 +1,5 @@
-//! Clients of check services: gRPC calls made for a request, bounded in number, size and time.
+//! Clients of check services: external authorization and rate limit services. Each check of a request is one
+//! gRPC call, bounded in number, size and time.
 
 mod inside;
 mod outside;
@@ -24,18 +25,19 @@ use tokio::time::timeout;
 
 use self::outside::CheckServiceConnections;
 use crate::http::buffered_body::BufferMemory;
-use crate::http::grpc::message::{self, NotOneMessage};
+use crate::http::grpc::message::{self, MalformedMessage};
 use crate::worker::Worker;
 
 /// The check services that one thread has called, with their connections.
 pub(crate) struct CheckServices {
     states: RefCell<FxHashMap<CheckServiceAddress, Rc<ServiceState>>>,
+    /// Opens TLS sessions to services outside the mesh.
     sessions: TlsSessions,
     /// Memory used by buffered body prefixes, on this thread.
     pub(crate) buffered_bodies: Rc<BufferMemory>,
 }
 
-/// One check service.
+/// The state of one check service on this thread.
 struct ServiceState {
     address: CheckServiceAddress,
     /// Permits for check requests in flight.
@@ -69,13 +71,13 @@ pub(crate) enum CheckError {
     /// The response is not a valid gRPC response.
     #[error("it does not support gRPC, or the connection failed: {0}")]
     Protocol(String),
-    /// The response message cannot be used.
+    /// The response message cannot be decoded, or has unsupported contents.
     #[error("its response is invalid: {0}")]
     Unusable(String),
 }
 
-impl From<NotOneMessage> for CheckError {
-    fn from(error: NotOneMessage) -> Self {
+impl From<MalformedMessage> for CheckError {
+    fn from(error: MalformedMessage) -> Self {
         Self::Unusable(error.to_string())
     }
 }
@@ -95,12 +97,12 @@ impl CheckServices {
             return state.clone();
         }
         // Entries of removed rules are dropped; those still in use are created again on the next call.
-        if states.len() >= MAX_SERVICES {
+        if states.len() >= MAX_CHECK_SERVICES {
             states.clear();
         }
         let state = Rc::new(ServiceState {
             address: address.clone(),
-            permits: Semaphore::new(MAX_IN_FLIGHT),
+            permits: Semaphore::new(MAX_CHECKS_IN_FLIGHT),
             connections: Rc::default(),
             is_healthy: Cell::new(true),
             logs: RefCell::default(),
@@ -110,17 +112,20 @@ impl CheckServices {
     }
 }
 
-/// Sends a check request to a service. `read` converts the response message.
+/// Sends a check request to a service within its timeout. `parse_response` converts the response message.
 pub(crate) async fn send_check<T>(
     worker: &Rc<Worker>,
     check_service: &CheckService,
     method: &'static str,
     message: Vec<u8>,
-    read: impl FnOnce(Bytes) -> Result<T, CheckError>,
+    parse_response: impl FnOnce(Bytes) -> Result<T, CheckError>,
 ) -> Result<T, CheckError> {
     let state = worker.check_services.service_state(&check_service.at);
-    let call =
-        CheckCall { method, message: message::add_frame(&message), time: check_service.timeout };
+    let call = CheckCall {
+        method,
+        message: message::add_frame(&message),
+        time_limit: check_service.timeout,
+    };
     // The message may contain a body: do not keep two copies.
     drop(message);
     let exchange = async {
@@ -136,7 +141,7 @@ pub(crate) async fn send_check<T>(
         }
     };
     let response = match timeout(check_service.timeout, exchange).await {
-        Ok(response) => response.and_then(read),
+        Ok(response) => response.and_then(parse_response),
         Err(_) => {
             state.connections.record_timeout();
             Err(CheckError::Timeout)
@@ -153,17 +158,18 @@ struct CheckCall {
     /// The length-prefixed message.
     message: Bytes,
     /// The time limit for the response.
-    time: std::time::Duration,
+    time_limit: std::time::Duration,
 }
 
 impl CheckCall {
-    /// Returns the value of `grpc-timeout`.
-    fn timeout_value(&self) -> String {
-        format!("{}m", self.time.as_millis().max(1))
+    /// Returns the value of the `grpc-timeout` header, in milliseconds.
+    fn grpc_timeout(&self) -> String {
+        format!("{}m", self.time_limit.as_millis().max(1))
     }
 }
 
 impl ServiceState {
+    /// Records whether the service responded, and logs changes.
     fn record_response<T>(&self, response: &Result<T, CheckError>) {
         if self.is_healthy.replace(response.is_ok()) == response.is_ok() {
             return;
@@ -183,9 +189,9 @@ impl ServiceState {
 
 /// The maximum number of check requests in flight from one data thread to one service. Others wait, within
 /// their timeout.
-const MAX_IN_FLIGHT: usize = 256;
+const MAX_CHECKS_IN_FLIGHT: usize = 256;
 /// The maximum number of cached services: more than the policies of a workload refer to.
-const MAX_SERVICES: usize = 64;
+const MAX_CHECK_SERVICES: usize = 64;
 
 #[cfg(test)]
 mod tests;

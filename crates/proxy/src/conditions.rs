@@ -1,5 +1,5 @@
-//! Conditions that break traffic at this proxy: collected from all threads, for the control plane and the admin
-//! page.
+//! Conditions that break traffic at this proxy. All threads report them; the control thread sends them to the
+//! control plane, and the admin endpoint shows them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,24 +19,26 @@ use crate::rejected_clients::RejectedClients;
 /// The current conditions. The locks are off the request path: failures and recoveries write, readers poll.
 #[derive(Debug, Default)]
 pub(crate) struct Conditions {
+    /// The reasons of the conditions, by kind and subject.
     reasons: Mutex<BTreeMap<(&'static str, String), String>>,
     /// The circuits that threads have opened, by number.
     circuits: Mutex<BTreeMap<u64, OpenCircuit>>,
     next_circuit_number: AtomicU64,
     rejected_clients: Mutex<RejectedClients>,
+    /// Notified when the conditions change.
     changed: Notify,
 }
 
 /// A circuit opened by one thread.
 #[derive(Debug, Clone)]
 pub(crate) struct OpenCircuit {
-    /// The port of the service that the policy is attached to, independent of the backends that its requests
-    /// use.
+    /// The service port that the policy is attached to, which may differ from the backends of its requests.
     pub(crate) subject: ServicePortId,
     pub(crate) policy: ServicePolicyName,
     pub(crate) trigger: Trigger,
+    /// The time at which the circuit opened.
     pub(crate) since: Instant,
-    /// The time for which nothing is sent, before the first probes.
+    /// The time for which no request is sent, before the first probes.
     pub(crate) open_for: Duration,
     /// The status of rejected requests.
     pub(crate) status: u16,
@@ -71,7 +73,7 @@ impl OpenCircuit {
     /// Returns the end of the condition: a circuit that stays half-open for longer has no requests that could
     /// close it, and rejects none.
     fn ends_at(&self) -> Instant {
-        self.since + self.open_for + self.open_for.clamp(MIN_HALF_OPEN, MAX_HALF_OPEN)
+        self.since + self.open_for + self.open_for.clamp(MIN_HALF_OPEN_TIME, MAX_HALF_OPEN_TIME)
     }
 
     fn condition(&self) -> ProxyCondition {
@@ -88,7 +90,7 @@ impl OpenCircuit {
 }
 
 impl Conditions {
-    /// Begins a condition, or changes its reason.
+    /// Begins a condition, or replaces its reason.
     pub(crate) fn set_condition(&self, kind: &'static str, subject: &str, reason: String) {
         let previous = lock(&self.reasons).insert((kind, subject.to_owned()), reason.clone());
         if previous.as_ref() != Some(&reason) {
@@ -96,14 +98,14 @@ impl Conditions {
         }
     }
 
-    /// Ends a condition.
+    /// Ends a condition, if it is active.
     pub(crate) fn clear(&self, kind: &'static str, subject: &str) {
         if lock(&self.reasons).remove(&(kind, subject.to_owned())).is_some() {
             self.changed.notify_one();
         }
     }
 
-    /// Records a rejected connection of a client without mutual TLS at an application port.
+    /// Records a rejected connection from a client without mutual TLS at an application port.
     pub(crate) fn note_rejected_client(&self, port: u16, client: IpAddr) {
         if lock(&self.rejected_clients).record(port, client, Instant::now()) {
             self.changed.notify_one();
@@ -198,15 +200,16 @@ async fn sleep_until(deadline: Option<Instant>) {
     }
 }
 
+/// Locks a mutex, also after a panic of another thread: no update leaves a partial state.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The minimum time for which a circuit counts as open after probes are permitted: the next probe may open it
 /// again at once.
-const MIN_HALF_OPEN: Duration = Duration::from_secs(10);
+const MIN_HALF_OPEN_TIME: Duration = Duration::from_secs(10);
 /// The maximum time for which a circuit counts as open after probes are permitted.
-const MAX_HALF_OPEN: Duration = Duration::from_secs(60);
+const MAX_HALF_OPEN_TIME: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,5 @@
-//! Start options of a proxy: addresses, limits and timeouts, parsed once by the caller.
+//! Start options of a proxy: addresses, limits and timeouts. The command line creates them; they do not change
+//! while the proxy runs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -19,17 +20,19 @@ pub struct Config {
     pub workload: WorkloadName,
     /// The trust domain of the mesh; needed before the first certificate exists.
     pub trust_domain: TrustDomain,
-    /// Control planes, tried in turn.
+    /// The addresses of the control planes. The proxy connects to one of them, and to the next one if that
+    /// fails.
     pub control: Vec<ControlAddress>,
-    /// The directory (mode 0700) of the key, the certificate and the last applied snapshot.
+    /// The state directory (mode 0700), which contains the key, the certificate and the last applied snapshot.
     pub state: PathBuf,
-    /// The one-time join bundle; read if there is no valid certificate, then removed.
+    /// The file of the one-time join bundle. It is read if there is no valid certificate, and removed after the
+    /// join.
     pub token_file: Option<PathBuf>,
     /// A token that the platform renews, used instead of a join bundle whenever there is no valid certificate.
     pub account_token: Option<AccountToken>,
     /// The way by which the application's traffic reaches the proxy.
     pub interception: Interception,
-    /// The DNS server for the application, if its queries are redirected; `None` leaves them alone.
+    /// The DNS server for redirected queries of the application; `None` if queries are not redirected.
     pub dns_proxy: Option<DnsProxy>,
     /// The loopback address of the admin endpoint; with port 0 the kernel selects the port.
     pub admin: SocketAddr,
@@ -67,7 +70,7 @@ pub struct AccountToken {
 /// The roots that a proxy verifies the control plane with before it has a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TrustedRoots {
-    /// Roots known at the start.
+    /// Roots that are passed at the start.
     Known(Roots),
     /// A PEM file, read at each join.
     File(PathBuf),
@@ -89,11 +92,13 @@ pub enum Interception {
         address: IpAddr,
         /// The listener of redirected outbound connections.
         outbound: SocketAddr,
-        /// The same for IPv6; if present, services have IPv6 addresses as well.
+        /// The listener of outbound connections redirected over IPv6; if present, services have IPv6 addresses
+        /// as well.
         outbound_v6: Option<SocketAddr>,
         /// The listener of redirected inbound connections.
         inbound: SocketAddr,
-        /// The same for the other IP version, if other workloads reach the namespace by both.
+        /// The listener of inbound connections over the IP version that `address` does not have, if other
+        /// workloads use both versions.
         inbound_other: Option<SocketAddr>,
         /// The listener of the application's DNS queries. Without it another server answers them, and
         /// destinations are identified by their address, with the help of the control plane.
@@ -102,15 +107,15 @@ pub enum Interception {
         /// they are identified by the user ID of the proxy.
         mark: Option<u32>,
     },
-    /// No application: the proxy serves a gateway, and listens on its ports at this address.
+    /// None: the proxy has no application and serves the ports of a gateway.
     Gateway {
-        /// The address; `::` stands for all addresses of both versions.
+        /// The address of all ports of the gateway; `::` stands for all addresses of both IP versions.
         bind: IpAddr,
     },
 }
 
 impl Interception {
-    /// Creates a redirection in a namespace with the given address, with the ports that OSM users expect.
+    /// Creates a redirection in the network namespace with this address, with the same ports as OSM.
     #[must_use]
     pub fn redirect_to(address: IpAddr, versions: IpVersions) -> Self {
         let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -126,12 +131,12 @@ impl Interception {
         }
     }
 
-    /// The same in a pod: the sidecar has no privilege to mark its connections, and the DNS of the cluster
-    /// answers queries.
+    /// Creates a redirection in a pod with this address: the sidecar has no privilege to mark its connections,
+    /// and the DNS server of the cluster answers queries.
     #[must_use]
     pub fn in_pod(address: IpAddr, versions: IpVersions) -> Self {
         let (v4, v6) = (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into());
-        let (any, other) = match address {
+        let (unspecified, other_unspecified) = match address {
             IpAddr::V4(_) => (v4, Some(v6).filter(|_| versions == IpVersions::Both)),
             IpAddr::V6(_) => (v6, Some(v4)),
         };
@@ -140,8 +145,8 @@ impl Interception {
                 address,
                 outbound,
                 outbound_v6,
-                inbound: SocketAddr::new(any, INBOUND_PORT),
-                inbound_other: other.map(|other| SocketAddr::new(other, INBOUND_PORT)),
+                inbound: SocketAddr::new(unspecified, INBOUND_PORT),
+                inbound_other: other_unspecified.map(|other| SocketAddr::new(other, INBOUND_PORT)),
                 dns: None,
                 mark: None,
             },
@@ -174,11 +179,11 @@ impl DnsProxy {
     #[must_use]
     pub fn in_pod(domain: Option<ClusterDomain>, versions: IpVersions) -> Self {
         let resolvers = PathBuf::from("/etc/resolv.conf");
-        let searched = || {
+        let read_domain = || {
             let text = std::fs::read_to_string(&resolvers).unwrap_or_default();
             ClusterDomain::from_resolv_conf(&text).unwrap_or_default()
         };
-        let domain = domain.unwrap_or_else(searched);
+        let domain = domain.unwrap_or_else(read_domain);
         let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, DNS_PROXY_PORT));
         let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, DNS_PROXY_PORT));
         let at = match versions {
@@ -206,22 +211,22 @@ pub const INBOUND_PORT: u16 = 15_003;
 pub const DNS_PROXY_PORT: u16 = 15_053;
 /// The firewall mark of a proxy's own connections, which redirection exempts.
 pub const FIREWALL_MARK: u32 = 0x1e90;
-/// The port that resolvers send queries to (RFC 1035 §4.2).
+/// The port of DNS servers (RFC 1035 §4.2).
 const DNS_PORT: u16 = 53;
 
 /// The behavior of a sidecar when its certificate expires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnExpiry {
-    /// Continues with traffic that needs no certificate; peers reject its new connections.
+    /// The proxy continues to serve traffic that needs no certificate; peers reject its new connections.
     Continue,
-    /// Drains and ends with an error, for its supervisor to notice.
+    /// Drains and exits with an error, which its supervisor detects.
     Fail,
 }
 
 /// The source of the access log's settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AccessLogSource {
-    /// The control plane.
+    /// The settings of the control plane.
     Mesh,
     /// The start options of the sidecar: this log, or none.
     Own(Option<AccessLog>),
@@ -251,7 +256,8 @@ pub struct Limits {
     /// The time after which a kept-alive connection without a request, a TCP connection without a byte in
     /// either direction, and a link without a stream are closed.
     pub idle_connection: Duration,
-    /// The same for kept-alive connections of external clients to a gateway.
+    /// The time after which a kept-alive connection of an external client to a gateway is closed without a
+    /// request.
     pub idle_external_client: Duration,
     /// The time without use after which a kept-alive connection frees the memory that serves a request, until
     /// the next request.

@@ -1,11 +1,11 @@
-//! Configuration store: one atomic pointer to the current snapshot, and subscriptions to more resources.
+//! Configuration store: one atomic pointer to the current snapshot, which the control thread replaces and all
+//! threads read, and a queue of requests for resources that the snapshot does not contain.
 
 mod known_answers;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
@@ -21,7 +21,7 @@ use leno_traffic::{
 use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, watch};
 
-use self::known_answers::{answers_with_usage, eviction_priority, idle_keys};
+use self::known_answers::{ResourceUsage, answers_with_usage, eviction_priority, idle_keys};
 use crate::application_ports::ApplicationPorts;
 use crate::conditions::Conditions;
 use crate::gateway_tls::{self, GatewayTlsConfigs};
@@ -39,14 +39,14 @@ pub(crate) struct ConfigStore {
     revoked: watch::Sender<Revocations>,
     /// Notified when inbound authorization changes.
     access: watch::Sender<()>,
-    /// The egress rules; notified only when they change.
+    /// The egress default and rules; subscribers are notified only when they change.
     egress_settings: watch::Sender<EgressSettings>,
     resource_requests: mpsc::Sender<ResourceRequest>,
-    names: VirtualAddresses,
+    virtual_addresses: VirtualAddresses,
     /// The listeners for the sidecar's own requests to its application, by application port.
     own_listeners: ArcSwapOption<BTreeMap<u16, SocketAddr>>,
     started: Instant,
-    /// The observability configuration.
+    /// The settings of tracing, the access log, metrics and taps.
     pub(crate) observability: SharedObservability,
     /// Conditions that break traffic at this proxy.
     pub(crate) conditions: Conditions,
@@ -57,19 +57,19 @@ pub(crate) struct ConfigStore {
 /// One configuration snapshot. A request holds one from its first stage to its last.
 pub(crate) struct ConfigSnapshot {
     pub(crate) compiled: CompiledSnapshot,
-    /// Requested services.
+    /// The services that were requested, also those that do not exist.
     services: BTreeMap<ServiceName, KnownService>,
-    /// Requested address entries.
+    /// The address entries that were requested.
     addresses: FxHashMap<IpAddr, KnownAnswer<AddressEntry>>,
-    /// Requested DNS records.
+    /// The DNS records that were requested.
     names: FxHashMap<ServiceName, KnownAnswer<DnsRecord>>,
     /// TLS configurations of the gateway, by port; reused while their certificates are the same.
     pub(crate) gateway_tls: GatewayTlsConfigs,
-    /// The version, which increases with each swap.
+    /// The number of this snapshot, which increases with each change of the store.
     pub(crate) version: u64,
 }
 
-/// The egress rules; `None` before the first configuration.
+/// The egress default and the compiled egress rules; both are `None` before the first configuration.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct EgressSettings {
     egress: Option<Egress>,
@@ -77,7 +77,7 @@ pub(crate) struct EgressSettings {
 }
 
 impl EgressSettings {
-    /// True if the rules are the same objects.
+    /// True if the default is the same, and both share the compiled rules.
     fn is_same(&self, other: &Self) -> bool {
         let (rules, other_rules) = (self.egress_rules.as_ref(), other.egress_rules.as_ref());
         let same_rules =
@@ -113,50 +113,20 @@ struct KnownAnswer<A> {
     usage: Arc<ResourceUsage>,
 }
 
-/// The last use of a service, address or name; carried over from snapshot to snapshot.
-struct ResourceUsage {
-    /// True if a request used it since the last check.
-    is_used: AtomicBool,
-    /// The time of the last observed use, in seconds since the start.
-    last_seen: AtomicU64,
-}
-
-impl ResourceUsage {
-    /// Creates the usage of a resource that is first used `now`, in seconds since the start.
-    fn new(now: u64) -> Arc<Self> {
-        Arc::new(Self { is_used: AtomicBool::new(false), last_seen: AtomicU64::new(now) })
-    }
-
-    fn record_use(&self) {
-        // Shared by threads: an unneeded write would invalidate the cache line.
-        if !self.is_used.load(Ordering::Relaxed) {
-            self.is_used.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Checks for a new use, and returns the time of the last observed one.
-    fn last_use(&self, now: u64) -> u64 {
-        if self.is_used.swap(false, Ordering::Relaxed) {
-            self.last_seen.store(now, Ordering::Relaxed);
-        }
-        self.last_seen.load(Ordering::Relaxed)
-    }
-}
-
 impl ConfigStore {
     /// Creates an empty store with an application that has no supervisor.
     #[cfg(test)]
     pub(crate) fn new(
-        names: VirtualAddresses,
+        virtual_addresses: VirtualAddresses,
         now: Instant,
     ) -> (Arc<Self>, mpsc::Receiver<ResourceRequest>) {
-        Self::with_application(ApplicationPorts::default(), names, now)
+        Self::with_application(ApplicationPorts::default(), virtual_addresses, now)
     }
 
     /// Creates an empty store. Resources that requests miss are sent to the returned queue.
     pub(crate) fn with_application(
         application: ApplicationPorts,
-        names: VirtualAddresses,
+        virtual_addresses: VirtualAddresses,
         now: Instant,
     ) -> (Arc<Self>, mpsc::Receiver<ResourceRequest>) {
         let (resource_requests, request_receiver) = mpsc::channel(MAX_QUEUED_REQUESTS);
@@ -168,7 +138,7 @@ impl ConfigStore {
             access: watch::channel(()).0,
             egress_settings: watch::Sender::default(),
             resource_requests,
-            names,
+            virtual_addresses,
             own_listeners: ArcSwapOption::empty(),
             started: now,
             observability: SharedObservability::default(),
@@ -183,7 +153,7 @@ impl ConfigStore {
         self.config.load_full()
     }
 
-    /// Returns the age of the store, which is the same for all threads.
+    /// Returns the time since the store was created: a clock that is the same for all threads.
     pub(crate) fn age(&self) -> Duration {
         self.started.elapsed()
     }
@@ -194,8 +164,8 @@ impl ConfigStore {
     }
 
     /// Returns the virtual addresses of services in this workload's namespace.
-    pub(crate) fn names(&self) -> &VirtualAddresses {
-        &self.names
+    pub(crate) fn virtual_addresses(&self) -> &VirtualAddresses {
+        &self.virtual_addresses
     }
 
     /// Subscribes to swaps of the snapshot or the certificate.
@@ -203,7 +173,11 @@ impl ConfigStore {
         self.version.subscribe()
     }
 
-    /// Makes an update the current snapshot. Requests in progress keep theirs.
+    /// Compiles an update and makes it the current snapshot. Requests in progress keep the one that they began
+    /// with.
+    ///
+    /// # Errors
+    /// A pattern of the update cannot be compiled; the current snapshot remains.
     pub(crate) fn apply_update(&self, update: &ConfigUpdate) -> Result<(), InvalidPattern> {
         let previous = self.current_config();
         let compiled = CompiledSnapshot::build(
@@ -212,21 +186,24 @@ impl ConfigStore {
         )?;
         let now = self.elapsed_seconds();
         let known_service = |name: &ServiceName| {
-            let before = previous.as_ref().and_then(|config| config.services.get(name));
-            let usage = before.map(|known| known.usage.clone());
+            let previous_entry = previous.as_ref().and_then(|config| config.services.get(name));
+            let usage = previous_entry.map(|known| known.usage.clone());
             let usage = usage.unwrap_or_else(|| ResourceUsage::new(now));
             (name.clone(), KnownService { service: compiled.service(name).cloned(), usage })
         };
         let services =
             compiled.snapshot.services.keys().chain(&update.absent).map(known_service).collect();
-        let before = previous.as_deref();
+        let previous_config = previous.as_deref();
         let addresses = answers_with_usage(
             &compiled.snapshot.addresses,
-            before.map(|config| &config.addresses),
+            previous_config.map(|config| &config.addresses),
             now,
         );
-        let names =
-            answers_with_usage(&compiled.snapshot.names, before.map(|config| &config.names), now);
+        let names = answers_with_usage(
+            &compiled.snapshot.names,
+            previous_config.map(|config| &config.names),
+            now,
+        );
         let gateway_tls = gateway_tls::build_configs(
             &compiled,
             previous.as_ref().map(|config| (&config.compiled, &config.gateway_tls)),
@@ -269,7 +246,7 @@ impl ConfigStore {
         Ok(())
     }
 
-    /// Subscribes to changes of inbound authorization.
+    /// Subscribes to changes of inbound authorization (see [`has_same_access`]).
     pub(crate) fn access_changes(&self) -> watch::Receiver<()> {
         self.access.subscribe()
     }
@@ -326,22 +303,24 @@ impl ConfigStore {
         service: &ServiceName,
         max_wait: Duration,
     ) -> Result<SnapshotService, Reason> {
-        if let Some(found) = self.lookup_service(service) {
-            return found;
+        if let Some(result) = self.lookup_service(service) {
+            return result;
         }
         let mut changes = self.subscribe();
-        let received = async {
+        let wait_for_answer = async {
             self.request_resource(ResourceRequest::Service(service.clone())).await;
             loop {
                 // Checked again before the first wait: the answer may have arrived between the check above and
                 // the subscription.
-                if let Some(found) = self.lookup_service(service) {
-                    return found;
+                if let Some(result) = self.lookup_service(service) {
+                    return result;
                 }
                 changes.changed().await.map_err(|_| Reason::DiscoveryTimeout)?;
             }
         };
-        tokio::time::timeout(max_wait, received).await.unwrap_or(Err(Reason::DiscoveryTimeout))
+        tokio::time::timeout(max_wait, wait_for_answer)
+            .await
+            .unwrap_or(Err(Reason::DiscoveryTimeout))
     }
 
     /// Returns the entry at an address; requests it if necessary and waits at most `max_wait`.
@@ -357,7 +336,7 @@ impl ConfigStore {
             return Ok(address_entry);
         }
         let mut changes = self.subscribe();
-        let received = async {
+        let wait_for_answer = async {
             self.request_resource(ResourceRequest::Address(address)).await;
             loop {
                 // Checked again before the first wait, as for services.
@@ -367,7 +346,9 @@ impl ConfigStore {
                 changes.changed().await.map_err(|_| Reason::DiscoveryTimeout)?;
             }
         };
-        tokio::time::timeout(max_wait, received).await.unwrap_or(Err(Reason::DiscoveryTimeout))
+        tokio::time::timeout(max_wait, wait_for_answer)
+            .await
+            .unwrap_or(Err(Reason::DiscoveryTimeout))
     }
 
     /// Returns the protocol of a service port, if the current snapshot has it.
@@ -432,69 +413,73 @@ impl ConfigStore {
             || config.pinned_endpoints().any(|known| known.has_same_address(endpoint))
     }
 
-    /// Returns the eviction priority of each service, by its last use.
-    pub(crate) fn services_by_use(&self) -> impl Fn(&ServiceName) -> EvictionPriority + use<> {
+    /// Returns a function that gives the eviction priority of a service by its last use.
+    pub(crate) fn service_eviction_priority(
+        &self,
+    ) -> impl Fn(&ServiceName) -> EvictionPriority + use<> {
         let (config, now) = (self.current_config(), self.elapsed_seconds());
         move |name| match config.as_ref().and_then(|config| config.services.get(name)) {
             None => EvictionPriority::Pending,
             Some(known) if known.service.is_none() => {
-                EvictionPriority::Absent(known.usage.last_use(now))
+                EvictionPriority::Absent(known.usage.observe_last_use(now))
             }
-            Some(known) => EvictionPriority::Used(known.usage.last_use(now)),
+            Some(known) => EvictionPriority::Used(known.usage.observe_last_use(now)),
         }
     }
 
-    /// Returns the eviction priority of each address, by its last use.
-    pub(crate) fn addresses_by_use(&self) -> impl Fn(&IpAddr) -> EvictionPriority + use<> {
+    /// Returns a function that gives the eviction priority of an address by its last use.
+    pub(crate) fn address_eviction_priority(&self) -> impl Fn(&IpAddr) -> EvictionPriority + use<> {
         let (config, now) = (self.current_config(), self.elapsed_seconds());
         move |address| {
             eviction_priority(config.as_ref().and_then(|config| config.addresses.get(address)), now)
         }
     }
 
-    /// Returns the eviction priority of each DNS name, by its last use.
-    pub(crate) fn names_by_use(&self) -> impl Fn(&ServiceName) -> EvictionPriority + use<> {
+    /// Returns a function that gives the eviction priority of a DNS name by its last use.
+    pub(crate) fn name_eviction_priority(
+        &self,
+    ) -> impl Fn(&ServiceName) -> EvictionPriority + use<> {
         let (config, now) = (self.current_config(), self.elapsed_seconds());
         move |name| {
             eviction_priority(config.as_ref().and_then(|config| config.names.get(name)), now)
         }
     }
 
-    /// Returns the services that were not used for `idle`. Uses are observed at each call, which must be more
-    /// frequent than `idle`.
-    pub(crate) fn idle_services(&self, idle: Duration) -> Vec<ServiceName> {
+    /// Returns the services that were not used for `max_idle`. Uses are observed at each call, which must be
+    /// more frequent than `max_idle`.
+    pub(crate) fn idle_services(&self, max_idle: Duration) -> Vec<ServiceName> {
         let Some(config) = self.current_config() else {
             return Vec::new();
         };
         let now = self.elapsed_seconds();
-        let oldest = now.saturating_sub(idle.as_secs());
-        let is_idle = |known: &KnownService| known.usage.last_use(now) < oldest;
+        let oldest_use = now.saturating_sub(max_idle.as_secs());
+        let is_idle = |known: &KnownService| known.usage.observe_last_use(now) < oldest_use;
         let idle_services = config.services.iter().filter(|(_, known)| is_idle(known));
         idle_services.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Returns the addresses that were not used for `idle`.
-    pub(crate) fn idle_addresses(&self, idle: Duration) -> Vec<IpAddr> {
+    /// Returns the addresses that were not used for `max_idle`.
+    pub(crate) fn idle_addresses(&self, max_idle: Duration) -> Vec<IpAddr> {
         let Some(config) = self.current_config() else {
             return Vec::new();
         };
-        idle_keys(&config.addresses, idle, self.elapsed_seconds())
+        idle_keys(&config.addresses, max_idle, self.elapsed_seconds())
     }
 
-    /// Returns the names that were not used for `idle`.
-    pub(crate) fn idle_names(&self, idle: Duration) -> Vec<ServiceName> {
+    /// Returns the names that were not used for `max_idle`.
+    pub(crate) fn idle_names(&self, max_idle: Duration) -> Vec<ServiceName> {
         let Some(config) = self.current_config() else {
             return Vec::new();
         };
-        idle_keys(&config.names, idle, self.elapsed_seconds())
+        idle_keys(&config.names, max_idle, self.elapsed_seconds())
     }
 
     /// Returns the DNS record of a name, if the control plane has sent one.
     pub(crate) fn dns_record(&self, name: &ServiceName) -> Option<Arc<DnsRecord>> {
         let config = self.config.load();
-        let known = config.as_ref()?.names.get(name)?;
-        known.usage.record_use();
-        Some(Arc::clone(&known.answer))
+        let known_record = config.as_ref()?.names.get(name)?;
+        known_record.usage.record_use();
+        Some(Arc::clone(&known_record.answer))
     }
 
     /// True if the entry of an address is known.
@@ -516,16 +501,16 @@ impl ConfigStore {
 
     fn lookup_address(&self, address: IpAddr) -> Option<Arc<AddressEntry>> {
         let config = self.config.load();
-        let known = config.as_ref()?.addresses.get(&address)?;
-        known.usage.record_use();
-        Some(Arc::clone(&known.answer))
+        let known_entry = config.as_ref()?.addresses.get(&address)?;
+        known_entry.usage.record_use();
+        Some(Arc::clone(&known_entry.answer))
     }
 
     fn lookup_service(&self, name: &ServiceName) -> Option<Result<SnapshotService, Reason>> {
         let config = self.current_config()?;
-        let known = config.services.get(name)?;
-        known.usage.record_use();
-        let service = known.service.clone();
+        let known_service = config.services.get(name)?;
+        known_service.usage.record_use();
+        let service = known_service.service.clone();
         Some(service.map(|service| (config, service)).ok_or(Reason::UnknownService))
     }
 

@@ -3,7 +3,7 @@
 mod protocol;
 
 pub(crate) use protocol::{ConnectionProtocol, detect_protocol, list_session};
-use protocol::{declared_protocol, is_detected_http2, protocol_at, protocol_now};
+use protocol::{current_protocol, declared_protocol, is_detected_http2, protocol_at};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -30,35 +30,37 @@ use crate::http::server::{ServeResult, reject_unreadable, serve_requests};
 use crate::http2;
 use crate::io::{ByteStream, Io};
 use crate::link::{LinkHandle, OpenedStream};
-use crate::max_wait::finished_within;
+use crate::max_wait::wait_within;
 use crate::outside;
 use crate::plaintext;
 use crate::session::{ListenerKind, Session};
 use crate::silent_client::detect_client_protocol;
 use crate::task_pool::TaskPool;
 use crate::tcp;
-use crate::tls::{self, ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, AcceptedClients, AcceptedConnection};
+use crate::tls::{
+    self, ALPN_EXCLUSIVE, ALPN_HTTP2, ALPN_LINK, AcceptedClients, AcceptedConnection,
+};
 use crate::worker::Worker;
 
-/// Serves a connection from its first byte to its last.
+/// Serves an accepted connection until it closes.
 pub(crate) async fn serve_connection(
     worker: Rc<Worker>,
     listener_kind: ListenerKind,
     tcp: TcpStream,
     peer: SocketAddr,
 ) {
-    let _counted = OpenCounter::for_connection(&worker.shard, ConnectionSide::Downstream);
+    let _open_counter = OpenCounter::for_connection(&worker.shard, ConnectionSide::Downstream);
     // Boxed here and below, so that each kind of connection holds only the memory that it needs, not that of
     // the largest kind: most connections are idle most of the time.
     match listener_kind {
         ListenerKind::Inbound { port } => Box::pin(accept_inbound(&worker, port, tcp, peer)).await,
         ListenerKind::HttpProxy => {
             let session = Session::new(worker, ListenerKind::HttpProxy, None, peer);
-            let _listed = list_session(&session, "http", "HTTP proxy".to_owned());
+            let _listing = list_session(&session, "http", "HTTP proxy".to_owned());
             Box::pin(serve_proxy_client(session, Io::new(ByteStream::Plain(tcp)))).await;
         }
-        ListenerKind::Address(at) => {
-            Box::pin(serve_address_connection(&worker, at, tcp, peer)).await
+        ListenerKind::Address(address) => {
+            Box::pin(serve_address_connection(&worker, address, tcp, peer)).await
         }
         ListenerKind::Outbound { .. }
         | ListenerKind::Service { .. }
@@ -91,7 +93,7 @@ async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: So
     let half_open = worker.half_open.admit(peer.ip());
     if let Some(declared) = declared {
         let detection = plaintext::is_mutual_tls(worker, declared, &tcp);
-        match handshake::await_start(worker, &half_open, detection).await {
+        match handshake::await_first_bytes(worker, &half_open, detection).await {
             Some(true) => {}
             Some(false) => {
                 let io = Io::new(ByteStream::Plain(tcp));
@@ -105,9 +107,9 @@ async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: So
     };
     let handshake_steps = async {
         let client_hello =
-            handshake::await_start(worker, &half_open, tls::expect_handshake(&tcp)).await;
-        let client_hello =
-            client_hello.unwrap_or_else(|| Err(tls::cut_off(&tcp, Reason::HandshakeFailed)));
+            handshake::await_first_bytes(worker, &half_open, tls::expect_handshake(&tcp)).await;
+        let client_hello = client_hello
+            .unwrap_or_else(|| Err(tls::reject_with_reset(&tcp, Reason::HandshakeFailed)));
         client_hello
             .inspect_err(|reason| record_rejected_plaintext(worker, *reason, port, peer))?;
         tls::accept_tls(worker, &half_open, &credential, clients, tcp).await
@@ -129,7 +131,7 @@ async fn serve_inside_tls(
     let member = accepted.client.member().cloned();
     if member.as_ref().is_some_and(|member| worker.config_store.revokes_workload(member)) {
         let reason = Reason::RevokedPeer.label();
-        if let Some(line) = worker.log_line(peer) {
+        if let Some(line) = worker.permit_log_line(peer) {
             let suppressed = line.suppressed;
             tracing::info!(%peer, reason, suppressed, "connection rejected");
         }
@@ -161,7 +163,7 @@ async fn serve_inside_tls(
             Some(_) => Reason::RevokedPeer,
             None => Reason::PlaintextRejected,
         };
-        if let Some(line) = worker.log_line(peer) {
+        if let Some(line) = worker.permit_log_line(peer) {
             let (reason, suppressed) = (reason.label(), line.suppressed);
             tracing::info!(%peer, reason, suppressed, "connection closed: it is no longer permitted");
         }
@@ -191,7 +193,7 @@ async fn serve_plaintext(
     let origin = ConnectionOrigin { address: peer.ip(), transport: SessionTransport::Plaintext };
     let revocation = Box::pin(worker.config_store.wait_until_plaintext_denied(port, origin));
     if serve_until(serving.as_mut(), revocation, &io).await == ConnectionResult::Aborted {
-        if let Some(line) = worker.log_line(peer) {
+        if let Some(line) = worker.permit_log_line(peer) {
             let suppressed = line.suppressed;
             tracing::info!(%peer, suppressed, "connection without mutual TLS closed: plaintext is no longer permitted");
         }
@@ -211,15 +213,17 @@ pub(crate) async fn serve_until(
         () = &mut serving => return ConnectionResult::Complete,
         () = revocation => {}
     }
-    io.cut();
+    io.reset_now();
     serving.await;
     ConnectionResult::Aborted
 }
 
-/// The result of a connection.
+/// The reason why serving a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ConnectionResult {
+    /// The connection ended normally.
     Complete,
+    /// The connection was closed because it is no longer permitted.
     Aborted,
 }
 
@@ -234,13 +238,13 @@ async fn serve_plaintext_protocol(
     peer: SocketAddr,
 ) {
     worker.shard.add(Count::DownstreamPlaintext, 1);
-    let mut early = BytesMut::new();
+    let mut early_bytes = BytesMut::new();
     let max_wait = worker.config.limits.idle_connection;
     let mut session = Session::new(worker.clone(), ListenerKind::Inbound { port }, None, peer);
     let needs_requests = || tcp::needs_requests(&session, port);
     let protocol =
-        detect_client_protocol(worker, declared, max_wait, &io, &mut early, needs_requests);
-    let Some(protocol) = handshake::await_start(worker, &half_open, protocol).await else {
+        detect_client_protocol(worker, declared, max_wait, &io, &mut early_bytes, needs_requests);
+    let Some(protocol) = handshake::await_first_bytes(worker, &half_open, protocol).await else {
         return io.reset_on_drop();
     };
     let Some(protocol) = protocol else {
@@ -250,49 +254,48 @@ async fn serve_plaintext_protocol(
     let list = |name| list_session(&session, name, format!("application port {port}"));
     match protocol {
         ConnectionProtocol::Http1 => {
-            let listed = list("http");
-            Box::pin(half_open_http1(session, half_open, listed, &io, early)).await;
+            let listing = list("http");
+            Box::pin(serve_half_open_http1(session, half_open, listing, &io, early_bytes)).await;
         }
         ConnectionProtocol::Http2 => {
-            let _listed = list("http2");
-            Box::pin(half_open_http2(session, half_open, &io, early)).await;
+            let _listing = list("http2");
+            Box::pin(serve_half_open_http2(session, half_open, &io, early_bytes)).await;
         }
         ConnectionProtocol::Opaque => {
             drop(half_open);
-            let _listed = list("tcp");
-            Box::pin(tcp::forward_plaintext(&session, port, io, early)).await;
+            let _listing = list("tcp");
+            Box::pin(tcp::forward_plaintext(&session, port, io, early_bytes)).await;
         }
     }
 }
 
 /// Serves plaintext HTTP/1.1. The connection is half-open until the head of its first request is complete.
-pub(crate) async fn half_open_http1(
+pub(crate) async fn serve_half_open_http1(
     session: Session,
     half_open: HalfOpen,
-    listed: ConnectionListing,
+    listing: ConnectionListing,
     io: &Io,
-    early: BytesMut,
+    early_bytes: BytesMut,
 ) {
-    let received = Box::pin(read_first_head(&session, half_open, io, early)).await;
-    if let Some(early) = received {
-        serve_http1(session, listed, io, early).await;
+    let received_bytes = Box::pin(read_first_head(&session, half_open, io, early_bytes)).await;
+    if let Some(early_bytes) = received_bytes {
+        serve_http1(session, listing, io, early_bytes).await;
     }
 }
 
-/// Reads the head of the first request and returns all bytes read. `None`: the connection is over.
+/// Reads the head of the first request and returns all bytes read; `None` if the connection closes instead.
 async fn read_first_head(
     session: &Session,
     half_open: HalfOpen,
     io: &Io,
-    early: BytesMut,
+    early_bytes: BytesMut,
 ) -> Option<BytesMut> {
     let worker = &session.worker;
     let mut reader = MessageReader::new(io.clone());
-    reader.buffer = early;
+    reader.buffer = early_bytes;
     let mut head = worker.request_heads.take_object();
-    let reading =
-        finished_within(worker.config.limits.head_timeout, reader.buffer_request(&mut head));
-    let outcome = handshake::await_start(worker, &half_open, reading).await;
+    let reading = wait_within(worker.config.limits.head_timeout, reader.buffer_request(&mut head));
+    let outcome = handshake::await_first_bytes(worker, &half_open, reading).await;
     drop(half_open);
     match outcome {
         Some(Some(())) => return Some(reader.buffer),
@@ -306,20 +309,21 @@ async fn read_first_head(
 
 /// Serves plaintext HTTP/2. The connection is half-open until its preface is complete; then it is idle while it
 /// has no request, and may be evicted as such.
-pub(crate) async fn half_open_http2(
+pub(crate) async fn serve_half_open_http2(
     session: Session,
     half_open: HalfOpen,
     io: &Io,
-    mut early: BytesMut,
+    mut early_bytes: BytesMut,
 ) {
     let worker = &session.worker;
-    let reading = timeout(worker.config.limits.handshake_timeout, read_preface(io, &mut early));
-    let outcome = handshake::await_start(worker, &half_open, reading).await;
+    let reading =
+        timeout(worker.config.limits.handshake_timeout, read_preface(io, &mut early_bytes));
+    let outcome = handshake::await_first_bytes(worker, &half_open, reading).await;
     drop(half_open);
     match outcome {
         // The HTTP/2 handshake reports the error to a client that is late or sends other bytes.
         Some(Ok(()) | Err(_)) => {
-            Box::pin(http2::server::serve_connection(Rc::new(session), io, early)).await;
+            Box::pin(http2::server::serve_connection(Rc::new(session), io, early_bytes)).await;
         }
         None => io.reset_on_drop(),
     }
@@ -328,14 +332,17 @@ pub(crate) async fn half_open_http2(
 /// Serves a connection that begins with HTTP/1.1 and may be upgraded to HTTP/2.
 pub(crate) async fn serve_http1(
     session: Session,
-    listed: ConnectionListing,
+    listing: ConnectionListing,
     io: &Io,
-    early: BytesMut,
+    early_bytes: BytesMut,
 ) {
-    if let ServeResult::Http2 { first, early } = serve_requests(&session, io, early).await {
-        listed.set_protocol("http2");
+    if let ServeResult::Http2 { first_frame, early_bytes } =
+        serve_requests(&session, io, early_bytes).await
+    {
+        listing.set_protocol("http2");
         session.is_exclusive.set(false);
-        Box::pin(http2::server::continue_upgraded(Rc::new(session), io, first, early)).await;
+        Box::pin(http2::server::continue_upgraded(Rc::new(session), io, first_frame, early_bytes))
+            .await;
     }
 }
 
@@ -347,21 +354,21 @@ async fn serve_tls_protocol(
     io: Io,
     alpn: Option<Vec<u8>>,
 ) {
-    session.is_dedicated = alpn.as_deref() == Some(ALPN_ALONE) && session.identity.is_some();
+    session.is_dedicated = alpn.as_deref() == Some(ALPN_EXCLUSIVE) && session.identity.is_some();
     let list = |protocol| list_session(&session, protocol, format!("application port {port}"));
     match (alpn.as_deref(), expires.filter(|_| session.identity.is_some())) {
         (Some(ALPN_LINK), Some(expires)) => {
-            let _listed = list("link");
+            let _listing = list("link");
             Box::pin(serve_inbound_link(Rc::new(session), port, expires, io)).await;
         }
         // Links are for mesh members only.
         (Some(ALPN_LINK), None) => io.reset_on_drop(),
         (Some(ALPN_HTTP2), _) => {
-            let _listed = list("http2");
+            let _listing = list("http2");
             Box::pin(http2::server::serve_connection(Rc::new(session), &io, BytesMut::new())).await;
         }
         (Some(_) | None, _) => {
-            let _listed = list("http");
+            let _listing = list("http");
             serve_requests(&session, &io, BytesMut::new()).await;
         }
     }
@@ -371,21 +378,22 @@ async fn serve_tls_protocol(
 /// once the certificate of the peer has expired.
 async fn serve_inbound_link(session: Rc<Session>, port: u16, expires: Instant, io: Io) {
     let worker = session.worker.clone();
-    let _counted = OpenCounter::for_link(&worker.shard, ConnectionSide::Downstream);
+    let _open_counter = OpenCounter::for_link(&worker.shard, ConnectionSide::Downstream);
     let (link, peer) = (LinkHandle::new(Role::Acceptor), session.peer);
     let mut phase = worker.phase.clone();
-    let on_open = move |opened: OpenedStream| {
+    let on_open = move |opened_stream: OpenedStream| {
         let session = session.clone();
-        match opened.kind {
-            StreamKind::Http => TaskPool::serve_stream(session, opened),
+        match opened_stream.kind {
+            StreamKind::Http => TaskPool::serve_stream(session, opened_stream),
             StreamKind::Tcp => {
-                let forward = async move { tcp::to_application(&session, port, opened).await };
-                tokio::task::spawn_local(forward);
+                let forward_stream =
+                    async move { tcp::forward_to_application(&session, port, opened_stream).await };
+                tokio::task::spawn_local(forward_stream);
             }
         }
     };
-    let idle = worker.config.limits.idle_connection;
-    let mut driver = pin!(link.clone().drive(io, idle, on_open));
+    let idle_timeout = worker.config.limits.idle_connection;
+    let mut driver = pin!(link.clone().drive(io, idle_timeout, on_open));
     let outcome = tokio::select! {
         outcome = &mut driver => Some(outcome),
         _ = phase.wait_for(|phase| *phase == Phase::Draining) => None,
@@ -405,10 +413,11 @@ async fn serve_inbound_link(session: Rc<Session>, port: u16, expires: Instant, i
 
 /// Serves the application as its HTTP proxy; a tunnel then becomes a connection to the service that it names.
 async fn serve_proxy_client(session: Session, io: Io) {
-    let (authority, early) = match serve_requests(&session, &io, BytesMut::new()).await {
-        ServeResult::Tunnel { authority, early } => (authority, early),
-        ServeResult::PriorKnowledge { early } => {
-            return Box::pin(http2::server::serve_connection(Rc::new(session), &io, early)).await;
+    let (authority, early_bytes) = match serve_requests(&session, &io, BytesMut::new()).await {
+        ServeResult::Tunnel { authority, early_bytes } => (authority, early_bytes),
+        ServeResult::PriorKnowledge { early_bytes } => {
+            return Box::pin(http2::server::serve_connection(Rc::new(session), &io, early_bytes))
+                .await;
         }
         ServeResult::Done | ServeResult::Http2 { .. } => return,
     };
@@ -432,20 +441,20 @@ async fn serve_proxy_client(session: Session, io: Io) {
                 &session.worker,
                 listener_kind,
                 io,
-                early,
+                early_bytes,
                 session.peer,
             ))
             .await;
         }
-        NamedDestination::Outside(address) => {
+        NamedDestination::External(address) => {
             let tunnel_session = Session::new(
                 session.worker.clone(),
                 ListenerKind::Address(address),
                 None,
                 session.peer,
             );
-            let _listed = list_session(&tunnel_session, "tcp", format!("{address}, outside"));
-            Box::pin(outside::serve_connection(&tunnel_session, address, io, early)).await;
+            let _listing = list_session(&tunnel_session, "tcp", format!("{address}, outside"));
+            Box::pin(outside::serve_connection(&tunnel_session, address, io, early_bytes)).await;
         }
     }
 }
@@ -453,16 +462,16 @@ async fn serve_proxy_client(session: Session, io: Io) {
 /// Serves a connection from the application to an address, by the address entry.
 async fn serve_address_connection(
     worker: &Rc<Worker>,
-    at: SocketAddr,
+    address: SocketAddr,
     tcp: TcpStream,
     peer: SocketAddr,
 ) {
     let io = Io::new(ByteStream::Plain(tcp));
     let max_wait = worker.config.limits.discovery_timeout;
-    let address_entry = match worker.config_store.address_entry(at.ip(), max_wait).await {
+    let address_entry = match worker.config_store.address_entry(address.ip(), max_wait).await {
         Ok(address_entry) => address_entry,
         Err(reason) => {
-            tracing::debug!(address = %at, reason = reason.label(), "no configuration for this address");
+            tracing::debug!(address = %address, reason = reason.label(), "no configuration for this address");
             worker.shard.count_rejected(reason.label());
             return io.reset_on_drop();
         }
@@ -470,20 +479,20 @@ async fn serve_address_connection(
     let listener_kind = match &*address_entry {
         AddressEntry::External => None,
         AddressEntry::Service(service) => {
-            Some(ListenerKind::Service { service: service.clone(), port: at.port() })
+            Some(ListenerKind::Service { service: service.clone(), port: address.port() })
         }
-        AddressEntry::Workload { workload, ports } => ports.get(&at.port()).map(|port| {
+        AddressEntry::Workload { workload, ports } => ports.get(&address.port()).map(|port| {
             let (service, workload) = (port.service.clone(), workload.clone());
-            ListenerKind::Pinned { at, id: EndpointId { service, port: port.port, workload } }
+            ListenerKind::Pinned { address, id: EndpointId { service, port: port.port, workload } }
         }),
     };
     drop(address_entry);
     if let Some(listener_kind) = listener_kind {
         return serve_service_connection(worker, listener_kind, io, BytesMut::new(), peer).await;
     }
-    let session = Session::new(worker.clone(), ListenerKind::Address(at), None, peer);
-    let _listed = list_session(&session, "tcp", format!("{at}, outside"));
-    outside::serve_connection(&session, at, io, BytesMut::new()).await;
+    let session = Session::new(worker.clone(), ListenerKind::Address(address), None, peer);
+    let _listing = list_session(&session, "tcp", format!("{address}, outside"));
+    outside::serve_connection(&session, address, io, BytesMut::new()).await;
 }
 
 /// Serves a connection from the application to one service or workload, in the protocol of the service.
@@ -491,15 +500,15 @@ async fn serve_service_connection(
     worker: &Rc<Worker>,
     listener_kind: ListenerKind,
     io: Io,
-    mut early: BytesMut,
+    mut early_bytes: BytesMut,
     peer: SocketAddr,
 ) {
     let (service, port, mut declared) = match &listener_kind {
         ListenerKind::Outbound { service, port } | ListenerKind::Service { service, port } => {
             (service.clone(), *port, declared_protocol(worker, service, *port).await)
         }
-        ListenerKind::Pinned { at, id } => {
-            (id.service.clone(), id.port, protocol_at(worker, *at).await)
+        ListenerKind::Pinned { address, id } => {
+            (id.service.clone(), id.port, protocol_at(worker, *address).await)
         }
         ListenerKind::Inbound { .. }
         | ListenerKind::HttpProxy
@@ -509,11 +518,17 @@ async fn serve_service_connection(
     let max_wait = worker.config.limits.idle_connection;
     let protocol = loop {
         let needs_requests = || tcp::injects_faults(worker, &service, port);
-        let protocol =
-            detect_client_protocol(worker, declared, max_wait, &io, &mut early, needs_requests);
+        let protocol = detect_client_protocol(
+            worker,
+            declared,
+            max_wait,
+            &io,
+            &mut early_bytes,
+            needs_requests,
+        );
         let Some(protocol) = protocol.await else { return };
         // The configuration at the time of the first bytes decides: it may be newer than the connection.
-        match protocol_now(worker, &listener_kind) {
+        match current_protocol(worker, &listener_kind) {
             Some(current) if current != declared => declared = current,
             Some(_) | None => break protocol,
         }
@@ -523,16 +538,16 @@ async fn serve_service_connection(
     let list = |name| list_session(&session, name, format!("{service}:{port}"));
     match protocol {
         ConnectionProtocol::Http1 => {
-            let listed = list("http");
-            Box::pin(serve_http1(session, listed, &io, early)).await;
+            let listing = list("http");
+            Box::pin(serve_http1(session, listing, &io, early_bytes)).await;
         }
         ConnectionProtocol::Http2 => {
-            let _listed = list("http2");
-            Box::pin(http2::server::serve_connection(Rc::new(session), &io, early)).await;
+            let _listing = list("http2");
+            Box::pin(http2::server::serve_connection(Rc::new(session), &io, early_bytes)).await;
         }
         ConnectionProtocol::Opaque => {
-            let _listed = list("tcp");
-            Box::pin(tcp::to_service(&session, &service, port, io, early)).await;
+            let _listing = list("tcp");
+            Box::pin(tcp::forward_to_service(&session, &service, port, io, early_bytes)).await;
         }
     }
 }

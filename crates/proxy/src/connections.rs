@@ -22,7 +22,7 @@ pub(crate) struct OpenConnection {
     pub(crate) peer: SocketAddr,
     /// The verified identity of the peer; empty on plaintext connections.
     pub(crate) identity: String,
-    /// The destination.
+    /// The destination: an application port, `SERVICE:PORT`, an external address or `HTTP proxy`.
     pub(crate) target: String,
     /// The time when the connection was opened.
     pub(crate) since: Instant,

@@ -1,4 +1,5 @@
-//! The address of a control plane, or a name resolved at each connection; the last known address of each name.
+//! Addresses of control planes: fixed ones, and names that are resolved at each connection. The last address at
+//! which a name was reached is stored, for times when DNS is not available.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -21,7 +22,7 @@ pub enum ControlAddress {
     Name {
         /// A host name, resolved by the system.
         host: String,
-        /// The port.
+        /// The TCP port; never 0.
         port: u16,
     },
 }
@@ -36,7 +37,7 @@ impl ControlAddress {
                 let with_host = |error: io::Error| {
                     io::Error::new(error.kind(), format!("cannot resolve `{host}`: {error}"))
                 };
-                Ok(addresses.map_err(with_host)?.take(MAX_ADDRESSES).collect())
+                Ok(addresses.map_err(with_host)?.take(MAX_RESOLVED_ADDRESSES).collect())
             }
         }
     }
@@ -45,14 +46,14 @@ impl ControlAddress {
 /// The last addresses at which control planes were reached, by name. They survive restarts and DNS failures.
 #[derive(Debug)]
 pub(crate) struct ReachedAddresses {
-    state: StateDir,
+    state_dir: StateDir,
     last_addresses: RefCell<BTreeMap<String, SocketAddr>>,
 }
 
 impl ReachedAddresses {
     /// Creates an empty table; addresses of previous runs are read from the state directory when needed.
-    pub(crate) fn new(state: StateDir) -> Self {
-        Self { state, last_addresses: RefCell::default() }
+    pub(crate) fn new(state_dir: StateDir) -> Self {
+        Self { state_dir, last_addresses: RefCell::default() }
     }
 
     /// Returns the addresses of a control plane: the current ones of its name, or the last known one if the
@@ -64,14 +65,16 @@ impl ReachedAddresses {
         &self,
         control: &ControlAddress,
     ) -> io::Result<Vec<SocketAddr>> {
-        let Some(last_address) = self.last_reached(control) else { return control.resolve().await };
-        match timeout(MAX_RESOLUTION, control.resolve()).await {
+        let Some(last_address) = self.last_known_address(control) else {
+            return control.resolve().await;
+        };
+        match timeout(MAX_RESOLUTION_TIME, control.resolve()).await {
             Ok(Ok(addresses)) if !addresses.is_empty() => Ok(addresses),
             outcome => {
                 let error = match outcome {
                     Ok(Ok(_)) => "the name has no address".to_owned(),
                     Ok(Err(error)) => error.to_string(),
-                    Err(_) => format!("cannot resolve `{control}` within {MAX_RESOLUTION:?}"),
+                    Err(_) => format!("cannot resolve `{control}` within {MAX_RESOLUTION_TIME:?}"),
                 };
                 tracing::info!(%control, address = %last_address, "{error}; the last known address is used");
                 Ok(vec![last_address])
@@ -82,21 +85,21 @@ impl ReachedAddresses {
     /// Records an address at which a control plane was reached.
     pub(crate) fn record_reached(&self, control: &ControlAddress, address: SocketAddr) {
         let ControlAddress::Name { .. } = control else { return };
-        if self.last_reached(control) != Some(address) {
+        if self.last_known_address(control) != Some(address) {
             self.last_addresses.borrow_mut().insert(control.to_string(), address);
-            self.state.store_address(&file_name(control), address);
+            self.state_dir.store_address(&address_file_name(control), address);
         }
     }
 
-    fn last_reached(&self, control: &ControlAddress) -> Option<SocketAddr> {
+    fn last_known_address(&self, control: &ControlAddress) -> Option<SocketAddr> {
         let ControlAddress::Name { .. } = control else { return None };
-        let address = self.last_addresses.borrow().get(&control.to_string()).copied();
-        address.or_else(|| self.state.listener_address(&file_name(control)))
+        let known_address = self.last_addresses.borrow().get(&control.to_string()).copied();
+        known_address.or_else(|| self.state_dir.listener_address(&address_file_name(control)))
     }
 }
 
 /// Returns the file name in the state directory; every character of a host name is valid in a file name.
-fn file_name(control: &ControlAddress) -> String {
+fn address_file_name(control: &ControlAddress) -> String {
     format!("control-{}", control.to_string().replace(':', "-"))
 }
 
@@ -151,12 +154,12 @@ impl FromStr for ControlAddress {
 pub struct InvalidAddress(String);
 
 /// The maximum time to resolve a name if an address is known.
-const MAX_RESOLUTION: Duration = Duration::from_secs(2);
-/// The maximum number of addresses tried.
-const MAX_ADDRESSES: usize = 8;
+const MAX_RESOLUTION_TIME: Duration = Duration::from_secs(2);
+/// The maximum number of addresses of one name that are tried.
+const MAX_RESOLVED_ADDRESSES: usize = 8;
 /// The maximum length of a name (RFC 1035 §2.3.4).
 const MAX_NAME_BYTES: usize = 253;
-/// The maximum length of a label.
+/// The maximum length of a label of a name (RFC 1035 §2.3.4).
 const MAX_LABEL_BYTES: usize = 63;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Configuration updates: joins once, follows the control plane, applies snapshots and stores them.
+//! Client of the control plane: joins the mesh, connects to one control plane after another, and applies and
+//! stores the configuration that it sends.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,7 +44,7 @@ pub(crate) struct ControlClient {
     pub(crate) config: Arc<Config>,
     pub(crate) config_store: Arc<ConfigStore>,
     pub(crate) state: StateDir,
-    /// The last known addresses of control planes.
+    /// The last addresses at which control planes were reached.
     pub(crate) reached: ReachedAddresses,
     pub(crate) snapshot_store: SnapshotStore,
     pub(crate) telemetry: Arc<Telemetry>,
@@ -52,9 +53,9 @@ pub(crate) struct ControlClient {
     pub(crate) traffic_reporter: RefCell<TrafficReporter>,
     /// The subscribed services: requested and not idle.
     pub(crate) subscribed_services: RefCell<Subscriptions<ServiceName>>,
-    /// The same for addresses.
+    /// The subscribed address entries.
     pub(crate) subscribed_addresses: RefCell<Subscriptions<IpAddr>>,
-    /// The same for names in DNS queries.
+    /// The subscribed DNS names.
     pub(crate) dns_names: RefCell<Subscriptions<ServiceName>>,
     /// The tables in which entries were evicted since the last sweep.
     recently_evicted: RefCell<BTreeSet<SubscriptionTable>>,
@@ -66,6 +67,7 @@ pub(crate) struct ControlClient {
     pub(crate) addresses: RefCell<BTreeMap<String, SocketAddr>>,
     /// True once the proxy is leaving: listeners are no longer announced.
     pub(crate) withdrawn: Cell<bool>,
+    /// The address of the admin endpoint.
     pub(crate) admin: SocketAddr,
     /// Forwards queries of operators to their task; `None` rejects them.
     queries: Option<mpsc::Sender<Query>>,
@@ -73,6 +75,7 @@ pub(crate) struct ControlClient {
     pub(crate) outage: ControlOutage,
     /// The failure that ends the proxy, if there is one.
     pub(crate) fatal: FatalFailure,
+    /// A random number for choices that must differ between proxies.
     pub(crate) seed: u64,
 }
 
@@ -111,7 +114,7 @@ impl ControlClient {
         }
     }
 
-    /// Adds the queue of a task that answers queries of operators.
+    /// Sets the queue for queries of operators, which another task answers.
     pub(crate) fn with_queries(mut self, queries: mpsc::Sender<Query>) -> Self {
         self.queries = Some(queries);
         self
@@ -215,13 +218,15 @@ pub(crate) async fn follow_control(
     let mut failures = 0_u32;
     // Sidecars spread over the control planes: each begins at another one, and stays connected to it while it
     // is available.
-    let mut control = control_client.config.control.clone();
-    let first = usize::try_from(control_client.seed % control.len().max(1) as u64).unwrap_or(0);
-    control.rotate_left(first);
+    let mut control_planes = control_client.config.control.clone();
+    let first_position =
+        usize::try_from(control_client.seed % control_planes.len().max(1) as u64).unwrap_or(0);
+    control_planes.rotate_left(first_position);
     loop {
-        for (position, address) in control.iter().enumerate() {
+        for (position, address) in control_planes.iter().enumerate() {
             let started = Instant::now();
-            let error = follow_one(&control_client, address, &mut subscriber, &mut requests).await;
+            let error =
+                follow_stream(&control_client, address, &mut subscriber, &mut requests).await;
             control_client.connected.set(false);
             control_client.telemetry.set_level(Level::ControlConnected, 0);
             let was_stable =
@@ -240,9 +245,15 @@ pub(crate) async fn follow_control(
             let lost_connection =
                 if was_stable { LostConnection::Stream } else { LostConnection::Attempt };
             let random = control_client.seed.rotate_left(failures);
-            tokio::time::sleep(retry_delay(lost_connection, failures, control.len(), random)).await;
+            tokio::time::sleep(retry_delay(
+                lost_connection,
+                failures,
+                control_planes.len(),
+                random,
+            ))
+            .await;
         }
-        if control.is_empty() {
+        if control_planes.is_empty() {
             return tracing::warn!(
                 "no control plane is configured; using the stored configuration"
             );
@@ -277,8 +288,8 @@ fn stored_config(control_client: &ControlClient) -> Subscriber {
     subscriber
 }
 
-/// Serves one stream, from connecting to its end.
-async fn follow_one(
+/// Connects to a control plane, and serves the stream until it ends. Returns the cause of its end.
+async fn follow_stream(
     control_client: &Rc<ControlClient>,
     control: &ControlAddress,
     subscriber: &mut Subscriber,
@@ -313,9 +324,9 @@ async fn follow_one(
     };
     let mut handler = StreamHandler { control_client };
     control_client.traffic_reporter.borrow_mut().start_stream(Instant::now());
-    let following =
+    let stream_end =
         leno_discovery::follow_control_plane(stream, hello, subscriber, requests, &mut handler);
-    let error = following.await;
+    let error = stream_end.await;
     // Taps end with the stream; those still active are requested again.
     control_client.config_store.observability.replace_taps(&[]);
     StreamError::Stream(error)
@@ -348,16 +359,18 @@ impl leno_discovery::UpdateHandler for StreamHandler<'_> {
     }
 }
 
+/// Connects to a control plane with mutual TLS.
 async fn connect_control(
     control_client: &ControlClient,
     control: &ControlAddress,
     credential: &Credential,
 ) -> Result<TlsStream<TcpStream>, StreamError> {
-    let expected = control_id(&control_client.config.trust_domain);
-    let config = client_config(credential, &expected, &[leno_discovery::ALPN])?;
+    let expected_id = control_id(&control_client.config.trust_domain);
+    let config = client_config(credential, &expected_id, &[leno_discovery::ALPN])?;
     connect_tls(control_client, control, config).await
 }
 
+/// Connects over TCP and TLS within the handshake timeout, and records the address that was reached.
 async fn connect_tls(
     control_client: &ControlClient,
     control: &ControlAddress,
@@ -394,7 +407,7 @@ async fn connect_tcp(
     Err(last_error)
 }
 
-/// Returns the current certificate, or requests a first one with a token.
+/// Returns the current certificate; without a valid one the proxy joins with its token.
 pub(crate) async fn ensure_credential(
     control_client: &ControlClient,
     control: &ControlAddress,
@@ -406,14 +419,14 @@ pub(crate) async fn ensure_credential(
         return Ok(credential);
     }
     let join_credential = JoinCredential::read(&control_client.config)?;
-    let expected = control_id(&join_credential.trust_domain);
+    let expected_id = control_id(&join_credential.trust_domain);
     let config =
-        join_client_config(&join_credential.roots, &expected, &[leno_discovery::JOIN_ALPN])?;
+        join_client_config(&join_credential.roots, &expected_id, &[leno_discovery::JOIN_ALPN])?;
     let key = PrivateKey::generate();
     let is_one_time = control_client.config.account_token.is_none();
     let stream = connect_tls(control_client, control, config)
         .await
-        .map_err(|error| error.in_join(is_one_time))?;
+        .map_err(|error| error.into_join_error(is_one_time))?;
     let workload = &control_client.config.workload;
     let issued =
         leno_discovery::join(stream, &join_credential.token, workload, &key.certificate_request())
@@ -441,7 +454,8 @@ fn apply_update(
     Ok(())
 }
 
-/// Returns the resources that contain a pattern that cannot be compiled.
+/// Returns the resources to reject for a pattern that cannot be compiled: the services whose routes contain it,
+/// or the workload configuration.
 fn rejected_resources(update: &ConfigUpdate, error: &InvalidPattern) -> Vec<ResourceRejection> {
     let Some(ObjectKey::HttpRoute(route) | ObjectKey::GrpcRoute(route)) = error.object.as_deref()
     else {
@@ -459,14 +473,15 @@ fn rejected_resources(update: &ConfigUpdate, error: &InvalidPattern) -> Vec<Reso
         .collect()
 }
 
-/// Returns a number that increases with each stream, also over restarts, unless the clock is set back.
+/// Returns the number of a stream: microseconds since the epoch. It increases with each stream, also over
+/// restarts, unless the clock is set back.
 fn session_number(now: SystemTime) -> u64 {
     let elapsed = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Returns the pause before the next attempt. All configured control planes are tried soon, and each with
-/// increasing backoff. Proxies that lost their streams at the same time spread over [`STORM_SPREAD`]; they
+/// increasing backoff. Proxies that lost their streams at the same time spread over [`RECONNECT_SPREAD`]; they
 /// serve their current configuration meanwhile.
 fn retry_delay(
     lost_connection: LostConnection,
@@ -476,18 +491,18 @@ fn retry_delay(
 ) -> Duration {
     match lost_connection {
         LostConnection::Stream => {
-            let delay_ns = (u128::from(random) * STORM_SPREAD.as_nanos()) >> 64;
+            let delay_ns = (u128::from(random) * RECONNECT_SPREAD.as_nanos()) >> 64;
             Duration::from_nanos(u64::try_from(delay_ns).unwrap_or(u64::MAX))
         }
         LostConnection::Attempt => {
             let control_planes = u32::try_from(control_planes.max(1)).unwrap_or(u32::MAX);
-            let round = failures.saturating_sub(1) / control_planes;
-            backoff::backoff_delay(round + 1, random).min(MAX_RECONNECT)
+            let completed_rounds = failures.saturating_sub(1) / control_planes;
+            backoff::backoff_delay(completed_rounds + 1, random).min(MAX_RECONNECT_DELAY)
         }
     }
 }
 
-/// The connection that was lost.
+/// The kind of connection that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LostConnection {
     /// An established stream.
@@ -527,9 +542,9 @@ pub(crate) enum StreamError {
 const STABLE_AGE: Duration = Duration::from_secs(30);
 /// The time over which proxies reconnect that lost stable streams, perhaps all at once. Traffic continues
 /// meanwhile; a control plane completes 1600 handshakes in about this time.
-const STORM_SPREAD: Duration = Duration::from_secs(1);
+const RECONNECT_SPREAD: Duration = Duration::from_secs(1);
 /// The maximum pause between attempts: outages end within seconds of the return of the control plane.
-const MAX_RECONNECT: Duration = Duration::from_secs(5);
+const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
@@ -542,7 +557,7 @@ mod tests {
         };
         assert!([1, 2, 3].iter().all(|failures| max_delay(*failures, 3) <= backoff::MIN_DELAY));
         assert!(max_delay(4, 3) > backoff::MIN_DELAY && max_delay(2, 1) > backoff::MIN_DELAY);
-        assert!(max_delay(30_000, 3) <= MAX_RECONNECT);
+        assert!(max_delay(30_000, 3) <= MAX_RECONNECT_DELAY);
     }
 
     #[test]
@@ -550,7 +565,7 @@ mod tests {
         let delays = [0, u64::MAX / 2, u64::MAX]
             .map(|random| retry_delay(LostConnection::Stream, 0, 3, random));
         assert_eq!(delays[0], Duration::ZERO);
-        assert!(delays[1] > STORM_SPREAD * 2 / 5 && delays[1] < STORM_SPREAD * 3 / 5);
-        assert!(delays[2] > STORM_SPREAD * 9 / 10 && delays[2] <= STORM_SPREAD);
+        assert!(delays[1] > RECONNECT_SPREAD * 2 / 5 && delays[1] < RECONNECT_SPREAD * 3 / 5);
+        assert!(delays[2] > RECONNECT_SPREAD * 9 / 10 && delays[2] <= RECONNECT_SPREAD);
     }
 }

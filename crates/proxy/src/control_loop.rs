@@ -1,4 +1,5 @@
-//! Control loop of the control thread: subscriptions for the application's requests, and listeners.
+//! Loops of the control thread: one subscribes to the resources that requests need and evicts unused ones, the
+//! other reconciles the listeners with the configuration.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -24,13 +25,13 @@ pub(crate) async fn run_subscriptions(
     mut resource_requests: mpsc::Receiver<ResourceRequest>,
     requests: mpsc::Sender<ProxyRequest>,
 ) {
-    let idle = control_client.config.limits.idle_subscription;
-    let mut sweep = tokio::time::interval(idle / 4);
+    let idle_time = control_client.config.limits.idle_subscription;
+    let mut sweep = tokio::time::interval(idle_time / 4);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut batch = Vec::new();
     loop {
         let changes = tokio::select! {
-            count = resource_requests.recv_many(&mut batch, MAX_BATCH) => {
+            count = resource_requests.recv_many(&mut batch, MAX_BATCHED_REQUESTS) => {
                 if count == 0 {
                     return;
                 }
@@ -38,7 +39,7 @@ pub(crate) async fn run_subscriptions(
             }
             _ = sweep.tick() => {
                 control_client.clear_eviction_conditions();
-                unsubscribe_idle(&control_client, idle)
+                unsubscribe_idle(&control_client, idle_time)
             }
         };
         for request in changes.into_iter().flatten() {
@@ -50,10 +51,13 @@ pub(crate) async fn run_subscriptions(
 }
 
 /// At most two requests for each of services, addresses and names: new entries may evict others.
-type Requests = [Option<ProxyRequest>; 6];
+type SubscriptionChanges = [Option<ProxyRequest>; 6];
 
 /// Subscribes to the requested resources, and evicts other entries if a table is full.
-fn subscribe_batch(control_client: &ControlClient, batch: &mut Vec<ResourceRequest>) -> Requests {
+fn subscribe_batch(
+    control_client: &ControlClient,
+    batch: &mut Vec<ResourceRequest>,
+) -> SubscriptionChanges {
     let is_crowded = control_client.subscribed_addresses.borrow().len() > MAX_ADDRESSES / 4 * 3;
     let mut evicted_addresses = if is_crowded {
         remove_idle_addresses(control_client, CROWDED_IDLE_TIME)
@@ -66,24 +70,24 @@ fn subscribe_batch(control_client: &ControlClient, batch: &mut Vec<ResourceReque
     let mut subscribed_services = control_client.subscribed_services.borrow_mut();
     let mut subscribed_addresses = control_client.subscribed_addresses.borrow_mut();
     let mut dns_names = control_client.dns_names.borrow_mut();
-    let (mut services, mut addresses, mut names) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut new_services, mut new_addresses, mut new_names) = (Vec::new(), Vec::new(), Vec::new());
     for request in batch.drain(..) {
         match request {
             ResourceRequest::Service(service) if subscribed_services.insert(service.clone()) => {
-                services.push(service)
+                new_services.push(service)
             }
             ResourceRequest::Address(address) if subscribed_addresses.insert(address) => {
-                addresses.push(address)
+                new_addresses.push(address)
             }
-            ResourceRequest::Name(name) if dns_names.insert(name.clone()) => names.push(name),
+            ResourceRequest::Name(name) if dns_names.insert(name.clone()) => new_names.push(name),
             ResourceRequest::Service(_)
             | ResourceRequest::Address(_)
             | ResourceRequest::Name(_) => {}
         }
     }
     // The batch is pending and newer than all other entries, so none of it is evicted.
-    let mut evicted_services = evict_unknown(control_client, &mut subscribed_services);
-    let priority = control_client.config_store.services_by_use();
+    let mut evicted_services = evict_unknown_services(control_client, &mut subscribed_services);
+    let priority = control_client.config_store.service_eviction_priority();
     evicted_services.extend(evict_excess(
         control_client,
         &mut subscribed_services,
@@ -91,7 +95,7 @@ fn subscribe_batch(control_client: &ControlClient, batch: &mut Vec<ResourceReque
         SubscriptionTable::Services,
         priority,
     ));
-    let priority = control_client.config_store.addresses_by_use();
+    let priority = control_client.config_store.address_eviction_priority();
     evicted_addresses.extend(evict_excess(
         control_client,
         &mut subscribed_addresses,
@@ -99,7 +103,7 @@ fn subscribe_batch(control_client: &ControlClient, batch: &mut Vec<ResourceReque
         SubscriptionTable::Addresses,
         priority,
     ));
-    let priority = control_client.config_store.names_by_use();
+    let priority = control_client.config_store.name_eviction_priority();
     evicted_names.extend(evict_excess(
         control_client,
         &mut dns_names,
@@ -112,36 +116,38 @@ fn subscribe_batch(control_client: &ControlClient, batch: &mut Vec<ResourceReque
         (!evicted_addresses.is_empty())
             .then_some(ProxyRequest::UnsubscribeAddresses(evicted_addresses)),
         (!evicted_names.is_empty()).then_some(ProxyRequest::UnsubscribeNames(evicted_names)),
-        (!services.is_empty()).then_some(ProxyRequest::Subscribe(services)),
-        (!addresses.is_empty()).then_some(ProxyRequest::SubscribeAddresses(addresses)),
-        (!names.is_empty()).then_some(ProxyRequest::SubscribeNames(names)),
+        (!new_services.is_empty()).then_some(ProxyRequest::Subscribe(new_services)),
+        (!new_addresses.is_empty()).then_some(ProxyRequest::SubscribeAddresses(new_addresses)),
+        (!new_names.is_empty()).then_some(ProxyRequest::SubscribeNames(new_names)),
     ]
 }
 
-/// Evicts names of services that do not exist beyond [`MAX_UNKNOWN`], so that an application that invents names
+/// Evicts names of services that do not exist beyond [`MAX_UNKNOWN_SERVICES`], so that an application that invents names
 /// leaves the table to existing services.
-fn evict_unknown(
+fn evict_unknown_services(
     control_client: &ControlClient,
     subscribed_services: &mut Subscriptions<ServiceName>,
 ) -> Vec<ServiceName> {
     let Some(config) = control_client.config_store.current_config() else {
         return Vec::new();
     };
-    let unknown =
+    let unknown_count =
         config.absent_services().filter(|name| subscribed_services.contains(name)).count();
-    if unknown <= MAX_UNKNOWN {
+    if unknown_count <= MAX_UNKNOWN_SERVICES {
         return Vec::new();
     }
-    let priority_of = control_client.config_store.services_by_use();
+    let priority_of = control_client.config_store.service_eviction_priority();
     let absent_priority = |name: &ServiceName| {
         Some(priority_of(name)).filter(|priority| matches!(priority, EvictionPriority::Absent(_)))
     };
-    let evicted = subscribed_services.evict_smallest(unknown - UNKNOWN_KEPT, absent_priority);
+    let evicted = subscribed_services
+        .evict_smallest(unknown_count - RETAINED_UNKNOWN_SERVICES, absent_priority);
     control_client.record_evictions(SubscriptionTable::UnknownServices, evicted.len());
     evicted
 }
 
-/// Evicts the entries beyond the bound of a table, and [`MAX_BATCH`] more as room for the next ones.
+/// Evicts the entries beyond `max_len` from a table, and [`MAX_BATCHED_REQUESTS`] more as room for the next
+/// ones.
 fn evict_excess<K: Ord + Clone>(
     control_client: &ControlClient,
     subscriptions: &mut Subscriptions<K>,
@@ -153,7 +159,9 @@ fn evict_excess<K: Ord + Clone>(
         return Vec::new();
     }
     let evicted = subscriptions
-        .evict_smallest(subscriptions.len() - max_len + MAX_BATCH, |key| Some(priority_of(key)));
+        .evict_smallest(subscriptions.len() - max_len + MAX_BATCHED_REQUESTS, |key| {
+            Some(priority_of(key))
+        });
     control_client.record_evictions(table, evicted.len());
     evicted
 }
@@ -174,17 +182,17 @@ fn revert_request(control_client: &ControlClient, request: ProxyRequest) {
     }
 }
 
-/// Unsubscribes entries without a use for this long.
-fn unsubscribe_idle(control_client: &ControlClient, idle_time: Duration) -> Requests {
+/// Unsubscribes the services, addresses and names without a use for `idle_time`.
+fn unsubscribe_idle(control_client: &ControlClient, idle_time: Duration) -> SubscriptionChanges {
     let mut subscribed_services = control_client.subscribed_services.borrow_mut();
-    let mut idle = control_client.config_store.idle_services(idle_time);
-    idle.retain(|service| subscribed_services.remove(service));
+    let mut idle_services = control_client.config_store.idle_services(idle_time);
+    idle_services.retain(|service| subscribed_services.remove(service));
     let (addresses, names) = (
         remove_idle_addresses(control_client, idle_time),
         remove_idle_names(control_client, idle_time),
     );
     [
-        (!idle.is_empty()).then_some(ProxyRequest::Unsubscribe(idle)),
+        (!idle_services.is_empty()).then_some(ProxyRequest::Unsubscribe(idle_services)),
         (!addresses.is_empty()).then_some(ProxyRequest::UnsubscribeAddresses(addresses)),
         (!names.is_empty()).then_some(ProxyRequest::UnsubscribeNames(names)),
         None,
@@ -193,20 +201,20 @@ fn unsubscribe_idle(control_client: &ControlClient, idle_time: Duration) -> Requ
     ]
 }
 
-/// Removes and returns the addresses without a connection for this long.
+/// Removes and returns the addresses without a connection for `idle_time`.
 fn remove_idle_addresses(control_client: &ControlClient, idle_time: Duration) -> Vec<IpAddr> {
     let mut subscribed_addresses = control_client.subscribed_addresses.borrow_mut();
-    let mut idle = control_client.config_store.idle_addresses(idle_time);
-    idle.retain(|address| subscribed_addresses.remove(address));
-    idle
+    let mut idle_addresses = control_client.config_store.idle_addresses(idle_time);
+    idle_addresses.retain(|address| subscribed_addresses.remove(address));
+    idle_addresses
 }
 
-/// Removes and returns the names without a query for this long.
+/// Removes and returns the names without a query for `idle_time`.
 fn remove_idle_names(control_client: &ControlClient, idle_time: Duration) -> Vec<ServiceName> {
     let mut dns_names = control_client.dns_names.borrow_mut();
-    let mut idle = control_client.config_store.idle_names(idle_time);
-    idle.retain(|name| dns_names.remove(name));
-    idle
+    let mut idle_names = control_client.config_store.idle_names(idle_time);
+    idle_names.retain(|name| dns_names.remove(name));
+    idle_names
 }
 
 /// Reconciles the listeners with the configuration, and reports their addresses to the control plane. A
@@ -228,22 +236,24 @@ pub(crate) async fn reconcile_listeners(
             && !control_client.withdrawn.get()
         {
             let workload_config = &config.compiled.snapshot.config;
-            let problems = listeners.reconcile(&control_client.config, workload_config).await;
-            failures = if problems.is_empty() { 0 } else { failures.saturating_add(1) };
-            for problem in &problems {
+            let listen_errors = listeners.reconcile(&control_client.config, workload_config).await;
+            failures = if listen_errors.is_empty() { 0 } else { failures.saturating_add(1) };
+            for problem in &listen_errors {
                 tracing::error!(%problem, failures, "cannot open a listener; retrying");
             }
-            let closed: BTreeMap<String, String> = problems.iter().map(closed_listener).collect();
+            let closed_listeners: BTreeMap<String, String> =
+                listen_errors.iter().map(closed_listener).collect();
             control_client
                 .config_store
                 .conditions
-                .replace_kind(kind::LISTENER_CLOSED, closed.clone());
+                .replace_kind(kind::LISTENER_CLOSED, closed_listeners.clone());
             control_client.set_reported_addresses(&listeners.addresses());
-            open_listeners.publish(listeners.addresses(), closed);
+            open_listeners.publish(listeners.addresses(), closed_listeners);
             control_client.config_store.set_own_listeners(listeners.application_listeners());
-            let inbound = listeners.inbound_listeners(&control_client.config, workload_config);
-            if *control_client.listening.borrow() != inbound {
-                control_client.listening.replace(inbound);
+            let inbound_listeners =
+                listeners.inbound_listeners(&control_client.config, workload_config);
+            if *control_client.listening.borrow() != inbound_listeners {
+                control_client.listening.replace(inbound_listeners);
                 is_unreported = true;
             }
         }
@@ -279,7 +289,7 @@ pub(crate) async fn reconcile_listeners(
     }
 }
 
-/// Returns a closed listener by name, with its address and the cause.
+/// Returns the name of a listener that is not open, and the condition text: its address and the cause.
 fn closed_listener(problem: &ListenError) -> (String, String) {
     (problem.name.clone(), format!("{}: {}", problem.address, problem.cause))
 }
@@ -291,11 +301,11 @@ const CROWDED_IDLE_TIME: Duration = Duration::from_secs(20);
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// The maximum number of subscribed names of services that do not exist, so that a service is found as soon as
 /// it is created: as many as an application with a long list of wrong names uses.
-const MAX_UNKNOWN: usize = 1024;
+const MAX_UNKNOWN_SERVICES: usize = 1024;
 /// The number of unknown names kept after an eviction, so that not every new name causes one.
-const UNKNOWN_KEPT: usize = MAX_UNKNOWN / 4 * 3;
+const RETAINED_UNKNOWN_SERVICES: usize = MAX_UNKNOWN_SERVICES / 4 * 3;
 /// The maximum number of requests for services, addresses and names that are processed at once.
-const MAX_BATCH: usize = 64;
+const MAX_BATCHED_REQUESTS: usize = 64;
 /// The maximum pause before a listener is retried.
 const MAX_LISTENER_RETRY: Duration = Duration::from_secs(5);
 

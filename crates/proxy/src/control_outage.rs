@@ -1,5 +1,5 @@
-//! Failed connections to control planes: their log lines, each reason once, and the failures that end the
-//! proxy.
+//! Failed connections to control planes: each reason is logged once, and a proxy without configuration ends if
+//! no control plane can accept it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -50,10 +50,10 @@ impl ControlOutage {
         error: &StreamError,
         serving: Serving,
     ) -> bool {
-        let (problem, reason) = (error.failure_summary(), error.failure_detail());
+        let (summary, reason) = (error.failure_summary(), error.failure_detail());
         let failure =
-            ControlFailure { line: format!("{problem}: {reason}"), is_final: error.is_final() };
-        let state = match serving {
+            ControlFailure { line: format!("{summary}: {reason}"), is_final: error.is_final() };
+        let serving_text = match serving {
             Serving::Configuration => "serving the last configuration",
             Serving::Nothing => "no configuration to serve yet",
         };
@@ -61,14 +61,14 @@ impl ControlOutage {
         if serving == Serving::Nothing && self.have_all_failed_finally() {
             return true;
         }
-        match previous.is_some_and(|previous| previous.line == format!("{problem}: {reason}")) {
-            true => tracing::debug!(%control, %reason, "{problem}; {state}"),
-            false => tracing::warn!(%control, %reason, "{problem}; {state}"),
+        match previous.is_some_and(|previous| previous.line == format!("{summary}: {reason}")) {
+            true => tracing::debug!(%control, %reason, "{summary}; {serving_text}"),
+            false => tracing::warn!(%control, %reason, "{summary}; {serving_text}"),
         }
         false
     }
 
-    /// Logs the end of a failure.
+    /// Logs a connection after a failure, once until the next stable connection ends.
     pub(crate) fn record_connected(&self, control: &ControlAddress) {
         if !self.failures.borrow().is_empty() && !self.is_connected_logged.replace(true) {
             tracing::info!(%control, "connected to the control plane");
@@ -88,10 +88,12 @@ impl ControlOutage {
     }
 }
 
-/// Indicates whether the proxy has a configuration to serve while no control plane is connected.
+/// The state of a proxy while no control plane is connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Serving {
+    /// The proxy serves the last configuration.
     Configuration,
+    /// There is no configuration, so the proxy serves no requests.
     Nothing,
 }
 
@@ -136,7 +138,7 @@ impl StreamError {
         }
     }
 
-    /// Returns the rest of the log line, without repeating [`Self::failure_summary`].
+    /// Returns the reason for the log line, without repeating [`Self::failure_summary`].
     fn failure_detail(&self) -> String {
         match self {
             Self::Io(error) => error.to_string(),
@@ -148,8 +150,9 @@ impl StreamError {
         }
     }
 
-    /// Converts a failure of a connection that was made to join.
-    pub(crate) fn in_join(self, is_one_time: bool) -> Self {
+    /// Converts the error of a connection that was opened to join: an untrusted server means that the token is
+    /// for another mesh.
+    pub(crate) fn into_join_error(self, is_one_time: bool) -> Self {
         match self {
             Self::Io(cause) if is_untrusted(&cause) => {
                 Self::Untrusted { cause, is_final: is_one_time }
@@ -208,8 +211,11 @@ mod tests {
         let unreachable = StreamError::Io(std::io::ErrorKind::ConnectionRefused.into());
         let goodbye = StreamError::Stream(DiscoveryError::Goodbye("another proxy".to_owned()));
         let untrusted = TlsFailure::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
-        let foreign = || StreamError::Io(std::io::Error::other(untrusted.clone()));
-        assert!(foreign().in_join(true).is_final() && !foreign().in_join(false).is_final());
+        let untrusted_error = || StreamError::Io(std::io::Error::other(untrusted.clone()));
+        assert!(
+            untrusted_error().into_join_error(true).is_final()
+                && !untrusted_error().into_join_error(false).is_final()
+        );
         let cases = [
             (unreachable, "the control plane is unreachable: connection refused"),
             (rejected_join(true), "the control plane rejected the join: used"),

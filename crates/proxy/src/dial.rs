@@ -1,4 +1,5 @@
-//! Outbound TCP connections, without Nagle's algorithm, and marked if the kernel must not redirect them.
+//! Opening of TCP connections: with the sidecar's socket options, and with a firewall mark if the kernel would
+//! otherwise redirect them to the sidecar.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,7 +13,7 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::config::Interception;
 
-/// Connects from this proxy to `address`.
+/// Opens a TCP connection to `address`. There is no timeout.
 pub(crate) async fn dial_address(
     address: SocketAddr,
     interception: &Interception,

@@ -1,4 +1,5 @@
-//! DNS server in the network namespace of a workload: it resolves services only.
+//! DNS server in the network namespace of a workload without Kubernetes (`leno up --netns`): it resolves
+//! services to their virtual addresses, and no other names.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,7 +17,7 @@ use crate::config::Interception;
 use crate::control_client::ControlClient;
 use crate::dns_proxy::{DnsTransport, bind_when_free};
 use crate::subscriptions::SubscriptionTable;
-use crate::virtual_addresses::{IsNew, to_v6};
+use crate::virtual_addresses::{AddressAssignment, to_v6};
 
 /// Answers DNS queries over UDP until the proxy ends.
 pub(crate) async fn serve(control_client: Rc<ControlClient>, address: SocketAddr) {
@@ -26,7 +27,7 @@ pub(crate) async fn serve(control_client: Rc<ControlClient>, address: SocketAddr
     })
     .await;
     let socket = Rc::new(socket);
-    let slots = std::sync::Arc::new(Semaphore::new(MAX_QUERIES));
+    let slots = std::sync::Arc::new(Semaphore::new(MAX_CONCURRENT_QUERIES));
     let mut packet = [0_u8; MAX_PACKET_BYTES];
     loop {
         let Ok((length, client)) = socket.recv_from(&mut packet).await else { continue };
@@ -120,13 +121,14 @@ async fn resolve_service(
         RecordType::AAAA if has_v6 => {}
         _ => return Ok(None),
     }
-    let names = control_client.config_store.names();
-    let (address, is_new) = names.virtual_address(&service).ok_or(ResponseCode::ServFail)?;
-    if is_new == IsNew::InPlaceOfAnother {
+    let virtual_addresses = control_client.config_store.virtual_addresses();
+    let (address, assignment) =
+        virtual_addresses.virtual_address(&service).ok_or(ResponseCode::ServFail)?;
+    if assignment == AddressAssignment::Replaced {
         control_client.record_evictions(SubscriptionTable::ServiceAddresses, 1);
     }
-    if is_new != IsNew::No {
-        control_client.state.store_names(&names.to_text());
+    if assignment != AddressAssignment::Existing {
+        control_client.state.store_names(&virtual_addresses.to_text());
     }
     Ok(Some(address))
 }
@@ -136,4 +138,4 @@ const TTL_SECONDS: u32 = 30;
 /// The maximum size of a query: RFC 1035 §2.3.4 allows 512 bytes over UDP, and EDNS clients send a little more.
 const MAX_PACKET_BYTES: usize = 1232;
 /// The maximum number of concurrent DNS queries.
-const MAX_QUERIES: usize = 256;
+const MAX_CONCURRENT_QUERIES: usize = 256;

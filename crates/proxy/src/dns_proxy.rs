@@ -54,7 +54,7 @@ pub struct DnsReplies {
     pub failure: Option<Vec<u8>>,
 }
 
-/// Returns the replies to a packet if each service has this record.
+/// Returns the replies to a packet over both transports, as if each service had this record.
 pub(crate) fn build_replies(
     packet: &[u8],
     domain: &ClusterDomain,
@@ -74,12 +74,12 @@ pub(crate) fn build_replies(
     }
 }
 
-/// Serves DNS queries until the proxy ends.
+/// Starts the tasks that serve DNS queries at each configured address until the proxy ends.
 pub(crate) fn serve(tasks: &LocalSet, control_client: &Rc<ControlClient>, dns_proxy: &DnsProxy) {
     let resolvers = Resolvers::new(dns_proxy.resolvers.clone(), RESOLVER_PORT, is_in_pod);
     let handler = DnsQueryHandler::new(control_client.clone(), dns_proxy.domain.clone(), resolvers);
     let handler = Rc::new(handler);
-    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let permits = Arc::new(Semaphore::new(MAX_TCP_CONNECTIONS));
     for address in &dns_proxy.at {
         tasks.spawn_local(handler.clone().serve_udp(*address));
         tasks.spawn_local(handler.clone().serve_tcp(*address, permits.clone()));
@@ -91,7 +91,7 @@ impl DnsProxy {
     #[must_use]
     pub fn has_resolvers(&self) -> bool {
         let text = std::fs::read_to_string(&self.resolvers).unwrap_or_default();
-        !resolvers::name_servers(&text, is_in_pod).is_empty()
+        !resolvers::parse_name_servers(&text, is_in_pod).is_empty()
     }
 }
 
@@ -111,13 +111,13 @@ struct DnsQueryHandler {
     control_silent_until: Cell<Option<Instant>>,
     /// The budget of control plane queries for new names.
     query_budget: RefCell<QueryBudget>,
-    /// Permits for DNS queries that wait for the control plane or a resolver.
-    in_flight: Arc<Semaphore>,
+    /// Permits for the DNS queries that wait for the control plane or a resolver.
+    pending_queries: Arc<Semaphore>,
 }
 
 /// The next step of a DNS query.
 enum QueryStep {
-    /// The query is complete, with this response or none.
+    /// The query is complete, with this reply; `None`: a malformed query gets no reply.
     Reply(Option<Vec<u8>>),
     /// The query is forwarded while this permit is held: to the control plane first, if it is for a service
     /// without a known record.
@@ -132,7 +132,7 @@ impl DnsQueryHandler {
             resolvers,
             control_silent_until: Cell::new(None),
             query_budget: RefCell::new(QueryBudget::new(Instant::now())),
-            in_flight: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
+            pending_queries: Arc::new(Semaphore::new(MAX_PENDING_QUERIES)),
         }
     }
 
@@ -140,6 +140,7 @@ impl DnsQueryHandler {
         &self.control_client.config_store.conditions
     }
 
+    /// Serves queries over UDP; never returns.
     async fn serve_udp(self: Rc<Self>, address: SocketAddr) {
         let socket = bind_when_free(self.conditions(), address, DnsTransport::Udp, async || {
             UdpSocket::bind(address).await
@@ -178,6 +179,7 @@ impl DnsQueryHandler {
         }
     }
 
+    /// Serves queries over TCP; `permits` limit the connections of all listeners.
     async fn serve_tcp(self: Rc<Self>, address: SocketAddr, permits: Arc<Semaphore>) {
         let listener = bind_when_free(self.conditions(), address, DnsTransport::Tcp, async || {
             TcpListener::bind(address).await
@@ -191,7 +193,7 @@ impl DnsQueryHandler {
             let (tcp, _) = listener.accept().await;
             let handler = self.clone();
             tokio::task::spawn_local(async move {
-                let outcome = timeout(MAX_LIFETIME, handler.serve_connection(tcp)).await;
+                let outcome = timeout(MAX_CONNECTION_LIFETIME, handler.serve_connection(tcp)).await;
                 tracing::trace!(result = ?outcome, "DNS connection ended");
                 drop(permit);
             });
@@ -209,19 +211,19 @@ impl DnsQueryHandler {
                 let mut query = vec![0; length];
                 tcp.read_exact(&mut query).await.map(|_| query)
             };
-            let query = timeout(MAX_IDLE, read_query).await.map_err(io::Error::from)??;
-            let reply = self.reply_to(&query, DnsTransport::Tcp).await;
+            let query = timeout(IDLE_TIMEOUT, read_query).await.map_err(io::Error::from)??;
+            let reply = self.handle_query(&query, DnsTransport::Tcp).await;
             let reply = reply.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
             let write_response = async {
                 tcp.write_all(&resolvers::frame_message(&reply)).await?;
                 tcp.flush().await
             };
-            timeout(MAX_IDLE, write_response).await.map_err(io::Error::from)??;
+            timeout(IDLE_TIMEOUT, write_response).await.map_err(io::Error::from)??;
         }
     }
 
     /// Returns the response to a query; `None` if it is malformed.
-    async fn reply_to(&self, query: &[u8], transport: DnsTransport) -> Option<Vec<u8>> {
+    async fn handle_query(&self, query: &[u8], transport: DnsTransport) -> Option<Vec<u8>> {
         match self.handle_immediately(query, transport) {
             QueryStep::Reply(reply) => reply,
             QueryStep::Forward(service_query, _permit) => {
@@ -249,7 +251,7 @@ impl DnsQueryHandler {
                 }
             }
         };
-        match self.in_flight.clone().try_acquire_owned() {
+        match self.pending_queries.clone().try_acquire_owned() {
             Ok(permit) => QueryStep::Forward(service_query, permit),
             Err(_) => QueryStep::Reply(self.server_failure(query)),
         }
@@ -275,7 +277,7 @@ impl DnsQueryHandler {
         self.server_failure(query)
     }
 
-    /// Returns the response of the mesh; `None` if the query has to be forwarded.
+    /// Returns the response from a record of the mesh; `None` if the query has to be forwarded.
     fn mesh_response(
         &self,
         service_query: &ServiceQuery,
@@ -289,6 +291,7 @@ impl DnsQueryHandler {
         Some(reply)
     }
 
+    /// Counts a failed query, and returns its SERVFAIL response.
     fn server_failure(&self, query: &[u8]) -> Option<Vec<u8>> {
         self.count(Count::DnsQueriesFailed);
         server_failure(query)
@@ -297,8 +300,8 @@ impl DnsQueryHandler {
     /// Returns the record of a name, if it is known and current.
     fn known_record(&self, name: &ServiceName) -> Option<Arc<DnsRecord>> {
         // Without a connection to the control plane, records may be outdated.
-        let is_fresh = self.control_client.connected.get();
-        is_fresh.then(|| self.control_client.config_store.dns_record(name)).flatten()
+        let is_connected = self.control_client.connected.get();
+        is_connected.then(|| self.control_client.config_store.dns_record(name)).flatten()
     }
 
     /// Requests the record of a name from the control plane. The wait is short: the resolvers have an equally
@@ -318,7 +321,7 @@ impl DnsQueryHandler {
         if self.control_silent_until.get().is_some_and(|until| now < until) {
             return None;
         }
-        let received = async {
+        let wait_for_record = async {
             loop {
                 // Checked again before the first wait: the record may have arrived meanwhile.
                 if let Some(record) = config_store.dns_record(name) {
@@ -327,7 +330,7 @@ impl DnsQueryHandler {
                 changes.changed().await.ok()?;
             }
         };
-        if let Ok(record) = timeout(MAX_CONTROL_WAIT, received).await {
+        if let Ok(record) = timeout(MAX_CONTROL_WAIT, wait_for_record).await {
             return record;
         }
         self.control_silent_until.set(Some(now + CONTROL_SILENCE));
@@ -356,7 +359,7 @@ impl DnsQueryHandler {
     }
 }
 
-/// Binds the address, as soon as it is free.
+/// Calls `bind` until it succeeds. While the address is in use, a condition reports it.
 pub(crate) async fn bind_when_free<T>(
     conditions: &Conditions,
     address: SocketAddr,
@@ -387,16 +390,16 @@ pub(crate) async fn bind_when_free<T>(
 
 /// The port of resolvers (RFC 1035 §4.2).
 const RESOLVER_PORT: u16 = 53;
-/// The maximum size of a query: queries are short, whatever response size they announce.
+/// The maximum size of a query in bytes. Queries are short, even if they announce a large response size.
 const MAX_QUERY_BYTES: usize = 4096;
 /// The maximum number of pending queries; further ones fail with SERVFAIL.
-const MAX_IN_FLIGHT: usize = 256;
+const MAX_PENDING_QUERIES: usize = 256;
 /// The maximum number of TCP connections; further ones wait.
-const MAX_CONNECTIONS: usize = 64;
+const MAX_TCP_CONNECTIONS: usize = 64;
 /// The idle and write timeout of a TCP connection.
-const MAX_IDLE: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum lifetime of a TCP connection.
-const MAX_LIFETIME: Duration = Duration::from_secs(120);
+const MAX_CONNECTION_LIFETIME: Duration = Duration::from_secs(120);
 /// The time limit for the control plane's response.
 const MAX_CONTROL_WAIT: Duration = Duration::from_millis(250);
 /// The time after [`MAX_CONTROL_WAIT`] has passed in which queries do not wait for the control plane.

@@ -18,9 +18,9 @@ pub(crate) enum Phase {
     Stopped,
 }
 
-/// Returns the time for a last request on a connection that is idle or new when the drain begins. A request
-/// that crosses the close of its connection is lost (RFC 9112 §9.5), so busy clients get a response with
-/// `Connection: close` instead.
+/// Returns the time for which an idle or new connection may send a last request after the drain has begun. A
+/// request that crosses the close of its connection is lost (RFC 9112 §9.5), so busy clients get a response
+/// with `Connection: close` instead.
 pub(crate) fn last_call(limits: &Limits) -> Duration {
     limits.last_call.min(limits.drain_timeout / 2)
 }

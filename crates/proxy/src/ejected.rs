@@ -8,10 +8,11 @@ use std::time::Instant;
 use leno_model::{Endpoint, ServicePolicyName};
 use leno_traffic::outlier::EjectionCause;
 
-/// The ejected endpoints, by the number of the detector's cluster state. Accessed only by ejections,
-/// unejections and the admin endpoint.
+/// The endpoints that are currently ejected. Requests do not access it, only ejections, unejections and the
+/// admin endpoint.
 #[derive(Default)]
 pub(crate) struct EjectedEndpoints {
+    /// The ejected endpoints of each cluster state, by its number.
     clusters: Mutex<BTreeMap<u64, Vec<EjectionRecord>>>,
     next_cluster_number: AtomicU64,
 }
@@ -22,11 +23,12 @@ pub(crate) struct EjectionRecord {
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) policy: ServicePolicyName,
     pub(crate) cause: EjectionCause,
+    /// The time of the ejection.
     pub(crate) since: Instant,
 }
 
 impl EjectedEndpoints {
-    /// Returns a number for new cluster state.
+    /// Returns a number for a new cluster state.
     pub(crate) fn next_number(&self) -> u64 {
         self.next_cluster_number.fetch_add(1, Ordering::Relaxed)
     }
@@ -61,6 +63,7 @@ impl EjectedEndpoints {
         endpoints
     }
 
+    /// Locks the table, also after a panic of another thread: no update leaves a partial state.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<EjectionRecord>>> {
         self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
     }

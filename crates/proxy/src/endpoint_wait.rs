@@ -1,4 +1,5 @@
-//! Requests without an endpoint that wait for a workload that has just changed.
+//! Waiting of requests for an endpoint: a request without an endpoint is routed again if a newer configuration
+//! has one, for example while a workload restarts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +22,8 @@ pub(crate) struct Outdated {
 }
 
 impl Outdated {
-    /// Returns `None` while one of these endpoints is current and its workload has the port.
+    /// Returns the version with which the request may be routed again; `None` if one of these endpoints is
+    /// current and its workload still has the port.
     #[cold]
     pub(crate) fn detect(
         config_store: &ConfigStore,
@@ -37,9 +39,10 @@ impl Outdated {
 
 impl Worker {
     /// Waits until a failed request for a service may be routed again. Returns false if no endpoint is
-    /// expected, or if the request, which began at `started`, has reached its maximum wait.
+    /// expected, if the request, which began at `started`, has reached its maximum wait, or if the proxy
+    /// drains.
     #[cold]
-    pub(crate) async fn endpoint_expected(
+    pub(crate) async fn wait_for_endpoint(
         &self,
         service: &ServiceName,
         Outdated { version, is_behind }: Outdated,
@@ -59,7 +62,7 @@ impl Worker {
         let mut phase = self.phase.clone();
         tokio::select! {
             biased;
-            is_newer = wait_for_newer(&self.config_store, service, version) => is_newer,
+            is_newer = wait_for_newer_config(&self.config_store, service, version) => is_newer,
             () = sleep(remaining) => false,
             // The drain does not wait for requests that have no endpoint.
             _ = phase.wait_for(|phase| *phase == Phase::Draining) => false,
@@ -99,7 +102,11 @@ enum EndpointOutlook {
 
 /// Waits for a later configuration in which a request for a service may succeed. Returns false if none is
 /// expected.
-async fn wait_for_newer(config_store: &ConfigStore, service: &ServiceName, version: u64) -> bool {
+async fn wait_for_newer_config(
+    config_store: &ConfigStore,
+    service: &ServiceName,
+    version: u64,
+) -> bool {
     let mut changes = config_store.subscribe();
     loop {
         match config_store.endpoint_outlook(service, version) {

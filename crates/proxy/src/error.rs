@@ -1,4 +1,4 @@
-//! A failure on the data path: its reason, and the policy that decided it, if any.
+//! Failures of requests and connections on the data path, and the reasons for errors of their streams.
 
 use std::sync::Arc;
 
@@ -17,9 +17,10 @@ use crate::link::StreamLoss;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) reason: Reason,
+    /// The policy that decided the failure.
     pub(crate) policy: Option<PolicyDecision>,
     /// The response, if a policy sets another one than the reason does.
-    pub(crate) answer: Option<Arc<FixedResponse>>,
+    pub(crate) response: Option<Arc<FixedResponse>>,
     /// The value of `Retry-After`, in seconds.
     pub(crate) retry_after: Option<u64>,
     /// The gRPC status, if a policy sets another one than the reason does.
@@ -31,29 +32,29 @@ pub(crate) struct Failure {
 impl Failure {
     /// Returns the status of the response; 0 if there is no response.
     pub(crate) fn status(&self) -> u16 {
-        let own_status = self.answer.as_ref().and_then(|answer| answer.status);
-        own_status.unwrap_or(self.reason.status())
+        let policy_status = self.response.as_ref().and_then(|response| response.status);
+        policy_status.unwrap_or(self.reason.status())
     }
 
     /// Returns the gRPC status of the response to a call.
     pub(crate) fn grpc_status(&self) -> GrpcStatus {
-        let status_of_reset = || self.reset.and_then(grpc::status_of_reset);
-        self.grpc.or_else(status_of_reset).unwrap_or_else(|| grpc::status_for(self.reason))
+        let reset_status = || self.reset.and_then(grpc::status_of_reset);
+        self.grpc.or_else(reset_status).unwrap_or_else(|| grpc::status_for(self.reason))
     }
 
     /// Creates the failure for an injected fault.
     pub(crate) fn from_fault(policy: PolicyDecision, injected: InjectedResponse) -> Self {
-        let InjectedResponse { response: answer, grpc } = injected;
-        let status_of_http = answer.status.map(GrpcStatus::from_http_status);
-        let grpc = grpc.map(GrpcStatus::from_code).or(status_of_http);
-        let (policy, answer) = (Some(policy), Some(answer));
-        Self { policy, answer, grpc, ..Self::from(Reason::FaultInjected) }
+        let InjectedResponse { response, grpc } = injected;
+        let http_status = response.status.map(GrpcStatus::from_http_status);
+        let grpc = grpc.map(GrpcStatus::from_code).or(http_status);
+        let (policy, response) = (Some(policy), Some(response));
+        Self { policy, response, grpc, ..Self::from(Reason::FaultInjected) }
     }
 }
 
 impl From<Reason> for Failure {
     fn from(reason: Reason) -> Self {
-        Self { reason, policy: None, answer: None, retry_after: None, grpc: None, reset: None }
+        Self { reason, policy: None, response: None, retry_after: None, grpc: None, reset: None }
     }
 }
 
@@ -66,18 +67,18 @@ impl From<Denial> for Failure {
 impl From<RateLimitExceeded<'_>> for Failure {
     fn from(exceeded: RateLimitExceeded<'_>) -> Self {
         let retry_after = Some(exceeded.retry_after());
-        let RateLimitExceeded { policy, rule, response: answer, match_slot, .. } = exceeded;
-        let policy = Some(PolicyDecision::service_policy(policy, rule, match_slot));
-        Self { policy, answer, retry_after, ..Self::from(Reason::RateLimited) }
+        let RateLimitExceeded { policy, rule, response, match_slot, .. } = exceeded;
+        let policy = Some(PolicyDecision::from_service_policy(policy, rule, match_slot));
+        Self { policy, response, retry_after, ..Self::from(Reason::RateLimited) }
     }
 }
 
 impl From<ConcurrencyExceeded<'_>> for Failure {
     fn from(
-        ConcurrencyExceeded { policy, rule, response: answer, match_slot }: ConcurrencyExceeded<'_>,
+        ConcurrencyExceeded { policy, rule, response, match_slot }: ConcurrencyExceeded<'_>,
     ) -> Self {
-        let policy = Some(PolicyDecision::service_policy(policy, rule, match_slot));
-        Self { policy, answer, ..Self::from(Reason::Overloaded) }
+        let policy = Some(PolicyDecision::from_service_policy(policy, rule, match_slot));
+        Self { policy, response, ..Self::from(Reason::Overloaded) }
     }
 }
 
@@ -114,7 +115,7 @@ pub(crate) fn upstream_reason(error: &ReadError) -> Reason {
     }
 }
 
-/// Returns the reason, for the client's side, of a stream that ended early.
+/// Returns the reason for a stream to an endpoint that ended early.
 pub(crate) fn lost_reason(loss: StreamLoss) -> Reason {
     match loss {
         StreamLoss::Refused => Reason::UpstreamRefused,

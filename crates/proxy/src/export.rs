@@ -1,6 +1,6 @@
 //! Export of spans, metrics and access log entries to collectors, by the control thread.
 //!
-//! All parts are bounded: queues ([`crate::request_trace::MAX_SPANS`], [`crate::request_trace::MAX_LINES`]),
+//! All parts are bounded: queues ([`crate::request_trace::MAX_QUEUED_SPANS`], [`crate::request_trace::MAX_QUEUED_LOG_LINES`]),
 //! batch sizes, and the duration and number of attempts. Entries beyond the bounds are dropped and counted; no
 //! data thread waits.
 
@@ -48,13 +48,13 @@ impl TelemetryExporter {
         Self { config, config_store, shard: Rc::new(shard), client }
     }
 
-    /// Returns the current configuration, with the observability settings.
+    /// Returns the configuration store, which has the observability settings.
     pub(crate) fn config_store(&self) -> &ConfigStore {
         &self.config_store
     }
 
-    /// Sends access log entries.
-    pub(crate) async fn deliver_lines(
+    /// Sends a batch of access log entries to a collector.
+    pub(crate) async fn export_log_entries(
         &self,
         collector: &Collector,
         format: &LogFormat,
@@ -65,7 +65,7 @@ impl TelemetryExporter {
         self.client.deliver_all(collector, export_requests, export_status).await;
     }
 
-    /// Creates the export status of access log entries.
+    /// Creates the status of exporting access log entries: its counters and its log lines.
     pub(crate) fn line_export_status(&self) -> ExportStatus<ExportCounter> {
         self.export_status(
             "lines of the access log",
@@ -95,7 +95,10 @@ impl TelemetryExporter {
 
     /// Returns the resource that all exported telemetry is attributed to.
     fn source(&self) -> ResourceIdentity {
-        source::source(&self.config.workload, self.config_store.current_config().as_deref())
+        source::resource_identity(
+            &self.config.workload,
+            self.config_store.current_config().as_deref(),
+        )
     }
 }
 
@@ -116,7 +119,8 @@ impl ExportCounts for ExportCounter {
     }
 }
 
-/// Pushes metrics until `end` resolves after the data threads have ended, and then once more.
+/// Pushes metrics periodically until `end` resolves, which is after the data threads have ended, and then once
+/// more.
 pub(crate) async fn push_metrics(
     exporter: Rc<TelemetryExporter>,
     started: SystemTime,
@@ -147,13 +151,13 @@ impl MetricSource for MetricsView<'_> {
         self.0.source()
     }
 
-    async fn write_metrics(&mut self, mut pages: MetricRequests) -> Option<MetricRequests> {
-        self.0.shard.telemetry().read(&mut pages);
-        Some(pages)
+    async fn write_metrics(&mut self, mut requests: MetricRequests) -> Option<MetricRequests> {
+        self.0.shard.telemetry().read(&mut requests);
+        Some(requests)
     }
 
-    async fn write_last_metrics(mut self, pages: MetricRequests) -> Option<MetricRequests> {
-        self.write_metrics(pages).await
+    async fn write_final_metrics(mut self, requests: MetricRequests) -> Option<MetricRequests> {
+        self.write_metrics(requests).await
     }
 }
 

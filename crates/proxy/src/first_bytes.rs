@@ -1,4 +1,5 @@
-//! The first bytes of a connection: protocol detection and the server name of TLS clients.
+//! Reading of the first bytes of a connection: detection of the protocol, and the server name of TLS clients.
+//! All functions append to `early`, which may contain bytes already.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
@@ -9,7 +10,7 @@ use leno_wire::sniff::{DetectedProtocol, sniff_protocol};
 
 use crate::io::Io;
 
-/// Reads until the first bytes identify the protocol; a connection that ends before is opaque.
+/// Reads until the first bytes identify the protocol. A connection that ends before counts as opaque.
 pub(crate) async fn sniff_connection(io: &Io, early: &mut BytesMut) -> DetectedProtocol {
     let poll_detect = |cx: &mut Context<'_>| {
         loop {
@@ -27,8 +28,8 @@ pub(crate) async fn sniff_connection(io: &Io, early: &mut BytesMut) -> DetectedP
     poll_fn(poll_detect).await
 }
 
-/// Reads the first bytes. Returns false if the connection ends without any.
-pub(crate) async fn await_first(io: &Io, early: &mut BytesMut) -> bool {
+/// Reads until at least one byte has arrived. Returns false if the connection ends before.
+pub(crate) async fn read_first_bytes(io: &Io, early: &mut BytesMut) -> bool {
     let poll_first = |cx: &mut Context<'_>| {
         while early.is_empty() {
             match io.poll_read(cx, early) {
@@ -59,8 +60,9 @@ pub(crate) async fn read_preface(io: &Io, early: &mut BytesMut) {
     poll_fn(poll_preface).await;
 }
 
-/// Returns the server name of a TLS client, once its ClientHello is complete.
-pub(crate) async fn server_name(io: &Io, early: &mut BytesMut) -> Option<String> {
+/// Reads until the ClientHello of a TLS client is complete, and returns its server name; `None` if it has none,
+/// or if the connection ends before.
+pub(crate) async fn read_server_name(io: &Io, early: &mut BytesMut) -> Option<String> {
     let mut reader = ClientHelloReader::default();
     let poll_name = |cx: &mut Context<'_>| {
         loop {

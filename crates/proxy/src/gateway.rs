@@ -1,4 +1,4 @@
-//! External clients at a gateway: HTTP, HTTP inside TLS, TLS passthrough, TCP.
+//! Connections of external clients at the ports of a gateway: HTTP, HTTPS, TLS passthrough and TCP.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -11,7 +11,7 @@ use leno_traffic::CompiledGatewayPort;
 use tokio::net::TcpStream;
 
 use crate::connection::{
-    ConnectionProtocol, detect_protocol, half_open_http1, half_open_http2, list_session,
+    ConnectionProtocol, detect_protocol, list_session, serve_half_open_http1, serve_half_open_http2,
 };
 use crate::handshake;
 use crate::http::server::{reject_unreadable, serve_requests};
@@ -22,7 +22,8 @@ use crate::tcp;
 use crate::tls::{self, ALPN_HTTP2};
 use crate::worker::Worker;
 
-/// Serves an external connection to a gateway port, by the current configuration of the port.
+/// Serves a connection of an external client to a gateway port, according to the current configuration of the
+/// port.
 pub(crate) async fn serve_connection(
     worker: &Rc<Worker>,
     port: u16,
@@ -48,21 +49,22 @@ pub(crate) async fn serve_connection(
             let session = Session::for_gateway(worker.clone(), gateway_connection, peer);
             let _list_entry = list_session(&session, "tcp", describe_port(port));
             let io = Io::new(ByteStream::Plain(tcp));
-            Box::pin(tcp::through_gateway(&session, half_open, port, &gateway_port, io)).await;
+            Box::pin(tcp::forward_through_gateway(&session, half_open, port, &gateway_port, io))
+                .await;
         }
     }
 }
 
-/// Returns the current configuration of a port.
+/// Returns the current configuration of a gateway port; `None` if the gateway has no such port.
 pub(crate) fn port_config(worker: &Worker, port: u16) -> Option<Arc<CompiledGatewayPort>> {
     let config = worker.config_store.current_config()?;
     config.compiled.gateway.as_ref()?.ports.get(&port).cloned()
 }
 
-/// Serves HTTP/1.1, or HTTP/2 with prior knowledge.
+/// Serves HTTP/1.1, or HTTP/2 with prior knowledge, on a connection without TLS.
 async fn serve_http(session: Session, half_open: HalfOpen, io: Io) {
     let mut early = BytesMut::new();
-    // External clients send first, so a protocol of requests is assumed.
+    // External clients send first, so a protocol in which clients send requests is assumed.
     let detection = detect_protocol(
         &session.worker,
         Protocol::Http2,
@@ -70,7 +72,7 @@ async fn serve_http(session: Session, half_open: HalfOpen, io: Io) {
         &io,
         &mut early,
     );
-    let Some(protocol) = handshake::await_start(&session.worker, &half_open, detection).await
+    let Some(protocol) = handshake::await_first_bytes(&session.worker, &half_open, detection).await
     else {
         return io.reset_on_drop();
     };
@@ -78,13 +80,13 @@ async fn serve_http(session: Session, half_open: HalfOpen, io: Io) {
         None => {}
         Some(ConnectionProtocol::Http1) => {
             let list_entry = list_session(&session, "http", describe_session_port(&session));
-            Box::pin(half_open_http1(session, half_open, list_entry, &io, early)).await;
+            Box::pin(serve_half_open_http1(session, half_open, list_entry, &io, early)).await;
         }
         Some(ConnectionProtocol::Http2) => {
             let _list_entry = list_session(&session, "http2", describe_session_port(&session));
-            Box::pin(half_open_http2(session, half_open, &io, early)).await;
+            Box::pin(serve_half_open_http2(session, half_open, &io, early)).await;
         }
-        // TLS at a port without TLS.
+        // Neither HTTP/1.1 nor HTTP/2, for example TLS.
         Some(ConnectionProtocol::Opaque) => {
             drop(half_open);
             reject_unreadable(&session, &io, Reason::BadRequest).await;
@@ -109,17 +111,18 @@ async fn serve_https(
     };
     let accept = async {
         let client_hello =
-            handshake::await_start(worker, &half_open, tls::expect_handshake(&tcp)).await;
-        client_hello.unwrap_or_else(|| Err(tls::cut_off(&tcp, Reason::HandshakeFailed)))?;
+            handshake::await_first_bytes(worker, &half_open, tls::expect_handshake(&tcp)).await;
+        client_hello
+            .unwrap_or_else(|| Err(tls::reject_with_reset(&tcp, Reason::HandshakeFailed)))?;
         tls::accept_external_client(worker, &half_open, config, tcp).await
     };
     let Some(tls) = handshake::finish_handshake(worker, peer, accept).await else {
         return;
     };
     drop(half_open);
-    let (_, session) = tls.get_ref();
-    let server_name = session.server_name().map(str::to_owned);
-    let is_http2 = session.alpn_protocol() == Some(ALPN_HTTP2);
+    let (_, tls_session) = tls.get_ref();
+    let server_name = tls_session.server_name().map(str::to_owned);
+    let is_http2 = tls_session.alpn_protocol() == Some(ALPN_HTTP2);
     let gateway_connection =
         GatewayConnection { scheme: Scheme::Https, server_name, ..gateway_connection };
     let session = Session::for_gateway(worker.clone(), gateway_connection, peer);
@@ -136,7 +139,7 @@ async fn serve_https(
     }
 }
 
-/// Returns the target of a session for the list of open connections.
+/// Describes the gateway port of a session for the list of open connections.
 fn describe_session_port(session: &Session) -> String {
     describe_port(
         session.gateway_connection.as_ref().map_or(0, |gateway_connection| gateway_connection.port),

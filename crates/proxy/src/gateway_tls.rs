@@ -38,13 +38,14 @@ pub(crate) fn build_configs(
         }
     });
     let configs = ports.map(|(port, listeners)| {
-        let reused = previous
+        let reused_config = previous
             .and_then(|(previous, configs)| reuse_config(previous, configs, port, listeners));
-        (port, reused.unwrap_or_else(|| build_config(gateway, port, listeners)))
+        (port, reused_config.unwrap_or_else(|| build_config(gateway, port, listeners)))
     });
     configs.collect()
 }
 
+/// Returns the previous configuration of a port, if its certificates are the same.
 fn reuse_config(
     previous: &CompiledSnapshot,
     configs: &GatewayTlsConfigs,
@@ -65,6 +66,7 @@ fn tls_fields(
     listeners.iter().map(|listener| (listener.hostname.as_ref(), &*listener.certificates))
 }
 
+/// Builds the configuration of a port; `None` if none of its certificates is usable, which is logged.
 fn build_config(
     gateway: &Gateway,
     port: u16,

@@ -1,4 +1,4 @@
-//! Inbound handshakes: their timeout, their limit, and the counts of their results.
+//! Handshakes with clients: the timeout, the limit of half-open connections, and the counters of the results.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,9 +19,9 @@ pub(crate) async fn finish_handshake<T>(
 ) -> Option<T> {
     let result = timeout(worker.config.limits.handshake_timeout, accept).await;
     match result.unwrap_or(Err(Reason::HandshakeFailed)) {
-        Ok(accepted) => {
+        Ok(connection) => {
             worker.shard.add(Count::DownstreamHandshake, 1);
-            Some(accepted)
+            Some(connection)
         }
         Err(reason) => {
             tracing::debug!(%peer, reason = reason.label(), "connection rejected");
@@ -32,9 +32,9 @@ pub(crate) async fn finish_handshake<T>(
     }
 }
 
-/// Awaits the first bytes of a client. Returns `None` if the connection was evicted in favor of others, which
-/// is counted here.
-pub(crate) async fn await_start<F: Future>(
+/// Awaits the first bytes of a client with `first_bytes`. Returns `None` if the connection was evicted in favor
+/// of others, which is counted here.
+pub(crate) async fn await_first_bytes<F: Future>(
     worker: &Worker,
     half_open: &HalfOpen,
     first_bytes: F,

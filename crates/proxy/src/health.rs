@@ -1,4 +1,5 @@
-//! Health checks for the kubelet: liveness and readiness of the sidecar, and probes of the application.
+//! The health server (`--health`): liveness, readiness and metrics of the sidecar, and probes of the
+//! application for the kubelet.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -19,11 +20,11 @@ use tokio::time::timeout;
 
 use crate::admin::{self, Admin, text_response};
 use crate::config::Config;
-use crate::pages::{self, Pages};
+use crate::pages::{self, PageListener};
 use crate::probes::ProbeFailure;
 
-/// The health server. It is open to all clients, unlike the admin endpoint, and reveals only health; metrics are
-/// limited to the clients of `--metrics-from`.
+/// The health server. It is open to all clients, unlike the admin endpoint, and reveals only health; metrics
+/// are limited to the clients of `--metrics-from`.
 pub(crate) struct Health {
     config: Arc<Config>,
     admin: Rc<Admin>,
@@ -43,12 +44,12 @@ impl Health {
         let admission =
             ConnectionAdmission::new(HalfOpenLimits { half_open: MAX_CONNECTIONS, ..limits });
         let phase = health.admin.phase.clone();
-        let mut pages = Pages::new("health", listener, phase.clone());
+        let mut page_listener = PageListener::new("health", listener, phase.clone());
         loop {
             let Ok(permit) = permits.clone().acquire_owned().await else {
                 return;
             };
-            let Some((tcp, client)) = pages.next().await else {
+            let Some((tcp, client)) = page_listener.next().await else {
                 break;
             };
             let phase = phase.clone();
@@ -96,7 +97,7 @@ impl Health {
             _ => {}
         }
         // Probes may use any host name, but pages of websites in a browser cause no work here.
-        if let Some(response) = admin::reject_foreign(request, AcceptedHosts::Any, false) {
+        if let Some(response) = admin::reject_cross_site(request, AcceptedHosts::Any, false) {
             return response;
         }
         let response = match request.uri().path() {
@@ -106,8 +107,8 @@ impl Health {
                 None => text_response(StatusCode::NOT_FOUND, INDEX.into()),
             },
         };
-        // A foreign host name gets the status alone, without the reason (DNS rebinding).
-        match admin::reject_foreign(request, AcceptedHosts::Cluster, false) {
+        // A request with the host name of a web site gets the status alone, without the reason (DNS rebinding).
+        match admin::reject_cross_site(request, AcceptedHosts::Cluster, false) {
             Some(_) => text_response(response.status(), format!("{}\n", response.status())),
             None => response,
         }
@@ -124,7 +125,7 @@ impl Health {
             return text_response(StatusCode::FORBIDDEN, NO_METRICS.into());
         }
         // Prometheus may address the pod by the name of a Service.
-        match admin::reject_foreign(request, AcceptedHosts::Cluster, false) {
+        match admin::reject_cross_site(request, AcceptedHosts::Cluster, false) {
             Some(response) => response,
             None => admin::metrics_response(&self.admin, request).await,
         }
@@ -155,7 +156,7 @@ impl Health {
 /// The response to a client that may not read metrics.
 const NO_METRICS: &str = "metrics are not available to this address: see --metrics-from (in Kubernetes the \
                           annotation leno.dev/metrics: enabled, and leno install --metrics-from)\n";
-/// The list of paths.
+/// The body for unknown paths: the list of pages.
 const INDEX: &str = "leno proxy: /livez /readyz /metrics /probe/CONTAINER/KIND\n";
 /// The maximum number of concurrent connections; further ones wait. At most half of them may be without a
 /// request, and at most a quarter may be such connections of a single source.
@@ -166,5 +167,5 @@ const MAX_PROBES: usize = 32;
 const PROBE_PERMIT_WAIT: Duration = Duration::from_secs(1);
 /// The time from the first byte of a head to its last, and for the wait for the first one.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum life of a connection: Prometheus and the kubelet open another one.
+/// The maximum lifetime of a connection: Prometheus and the kubelet open another one.
 const MAX_CONNECTION_LIFETIME: Duration = Duration::from_secs(120);

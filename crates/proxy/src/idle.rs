@@ -1,4 +1,5 @@
-//! Idle connections of external clients: the one that has waited longest is evicted for new ones.
+//! Registry of the idle connections of external clients. When a thread is at its connection limit, the
+//! connection that has been idle longest is closed for a new one.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -10,7 +11,7 @@ use tokio::sync::Notify;
 #[derive(Default)]
 pub(crate) struct IdleClients {
     /// The notification that closes each idle connection, by registration number.
-    idle: RefCell<BTreeMap<u64, Rc<Notify>>>,
+    evictions: RefCell<BTreeMap<u64, Rc<Notify>>>,
     next_number: Cell<u64>,
 }
 
@@ -20,13 +21,13 @@ impl IdleClients {
         let guard = IdleGuard { clients: self, number: self.next_number.get() };
         self.next_number.set(guard.number + 1);
         let eviction = Rc::new(Notify::new());
-        self.idle.borrow_mut().insert(guard.number, eviction.clone());
+        self.evictions.borrow_mut().insert(guard.number, eviction.clone());
         eviction.notified().await;
     }
 
-    /// Evicts the connection that has waited longest. Returns false if there is none.
+    /// Evicts the connection that has been idle longest. Returns false if there is none.
     pub(crate) fn evict_oldest(&self) -> bool {
-        let oldest = self.idle.borrow_mut().pop_first();
+        let oldest = self.evictions.borrow_mut().pop_first();
         oldest.is_some_and(|(_, eviction)| {
             eviction.notify_one();
             true
@@ -42,7 +43,7 @@ struct IdleGuard<'a> {
 
 impl Drop for IdleGuard<'_> {
     fn drop(&mut self) {
-        self.clients.idle.borrow_mut().remove(&self.number);
+        self.clients.evictions.borrow_mut().remove(&self.number);
     }
 }
 

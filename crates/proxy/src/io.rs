@@ -1,4 +1,4 @@
-//! A plaintext or TLS byte stream, shared by the readers and writers of one task.
+//! A byte stream over TCP, TLS or memory, shared by the readers and writers of one task.
 
 use std::cell::{Cell, Ref, RefCell};
 use std::future::{Future, poll_fn};
@@ -122,11 +122,11 @@ impl Io {
         Pin::new(&mut *self.0.stream.borrow_mut()).poll_shutdown(cx)
     }
 
-    /// Closes a connection on which no more bytes are expected. Waits at most `MAX_SHUTDOWN` for a peer that
+    /// Closes a connection on which no more bytes are expected. Waits at most `MAX_CLOSE_TIME` for a peer that
     /// does not read.
     pub(crate) async fn close(&self) {
         // An error means that the connection is already closed.
-        drop(timeout(MAX_SHUTDOWN, poll_fn(|cx| self.poll_shutdown(cx))).await);
+        drop(timeout(MAX_CLOSE_TIME, poll_fn(|cx| self.poll_shutdown(cx))).await);
     }
 
     /// Closes a connection with a peer that may still be sending. Closing it with unread bytes would reset it,
@@ -137,16 +137,16 @@ impl Io {
             let mut remaining = MAX_LINGER_BYTES;
             let mut discarded = BytesMut::new();
             loop {
-                let read = poll_fn(|cx| self.poll_read(cx, &mut discarded)).await?;
+                let read_bytes = poll_fn(|cx| self.poll_read(cx, &mut discarded)).await?;
                 discarded.clear();
-                match remaining.checked_sub(read) {
-                    Some(new_remaining) if read > 0 => remaining = new_remaining,
+                match remaining.checked_sub(read_bytes) {
+                    Some(new_remaining) if read_bytes > 0 => remaining = new_remaining,
                     _ => return Ok::<_, io::Error>(()),
                 }
             }
         };
         // An error means that the connection is already closed.
-        drop(timeout(MAX_SHUTDOWN, drain).await);
+        drop(timeout(MAX_CLOSE_TIME, drain).await);
     }
 
     /// True if the stream is plain TCP, without TLS.
@@ -165,8 +165,9 @@ impl Io {
         }
     }
 
-    /// Resolves when a waiting peer has closed the connection. A half-close does not count: the peer may still
-    /// expect its response (RFC 9112 §9.6). Pipelined bytes hide a close until they are read, and so does TLS.
+    /// Resolves when a peer that waits for its response has closed the connection. A half-close does not count:
+    /// the peer may still expect its response (RFC 9112 §9.6). Pipelined bytes hide a close until they are
+    /// read, and so does TLS.
     pub(crate) fn poll_gone(&self, cx: &mut Context<'_>) -> Poll<()> {
         let ByteStream::Plain(tcp) = &*self.0.stream.borrow() else {
             return Poll::Pending;
@@ -180,7 +181,7 @@ impl Io {
 
     /// Resolves when a peer that has half-closed is gone: it resets the connection, or does not reply to
     /// keepalive probes. Neither event makes a half-closed stream readable, so the socket is checked once per
-    /// `CHECK_INTERVAL`.
+    /// `PEER_CHECK_INTERVAL`.
     #[cold]
     pub(crate) fn poll_gone_after_end(&self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(tcp) = self.tcp_stream() else { return Poll::Pending };
@@ -192,14 +193,14 @@ impl Io {
                 .with_retries(KEEPALIVE_RETRIES);
             // An error means that the socket is already closed, which the first check detects.
             drop(SockRef::from(&*tcp).set_tcp_keepalive(&keepalive));
-            Box::pin(sleep(CHECK_INTERVAL))
+            Box::pin(sleep(PEER_CHECK_INTERVAL))
         });
         loop {
             if !matches!(SockRef::from(&*tcp).take_error(), Ok(None)) {
                 return Poll::Ready(());
             }
             ready!(check_timer.as_mut().poll(cx));
-            check_timer.as_mut().reset(Instant::now() + CHECK_INTERVAL);
+            check_timer.as_mut().reset(Instant::now() + PEER_CHECK_INTERVAL);
         }
     }
 
@@ -221,8 +222,8 @@ impl Io {
         }
     }
 
-    /// Closes both directions at once: readers and writers get an error.
-    pub(crate) fn cut(&self) {
+    /// Resets the connection at once, in both directions: readers and writers get an error.
+    pub(crate) fn reset_now(&self) {
         self.reset_on_drop();
         if let Some(tcp) = self.tcp_stream() {
             drop(SockRef::from(&*tcp).shutdown(std::net::Shutdown::Both));
@@ -299,12 +300,12 @@ const READ_BYTES: usize = 16 * 1024;
 /// A buffer with less free capacity grows before the next read.
 const MIN_READ_BYTES: usize = 1024;
 /// The maximum duration of closing a connection, including reads of remaining bytes.
-const MAX_SHUTDOWN: Duration = Duration::from_secs(2);
+const MAX_CLOSE_TIME: Duration = Duration::from_secs(2);
 /// The maximum number of bytes dropped from a peer that continues to send after its response.
 const MAX_LINGER_BYTES: usize = 64 * 1024 * 1024;
 /// The time between two checks of a peer that has half-closed and waits for its response.
-const CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// The time before the first keepalive probe to such a peer, and between two probes.
+const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// The time before the first keepalive probe to a peer that has half-closed, and between two probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
 /// The number of unanswered probes after which the peer is gone: about twelve seconds after its machine
 /// vanished. For a process that closed its socket, the kernel continues to reply until it drops the connection,

@@ -1,5 +1,5 @@
-//! The token with which a proxy without a certificate joins, and the trust roots of the servers that may
-//! receive it.
+//! Credentials for joining the mesh: the token of a proxy without a certificate, and the trust roots of the
+//! control planes that may receive the token.
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -9,12 +9,13 @@ use leno_model::TrustDomain;
 
 use crate::config::{AccountToken, Config, TrustedRoots};
 
-/// A token, and the trust roots for its receivers. The token is a secret: this type has no `Debug`.
+/// A join token, and the trust roots of the control planes that may receive it. The token is a secret: this
+/// type has no `Debug`.
 pub(crate) struct JoinCredential {
     pub(crate) token: String,
     pub(crate) trust_domain: TrustDomain,
     pub(crate) roots: Roots,
-    /// The file of a one-time token.
+    /// The path of a one-time token, which is removed after its use; `None` for other tokens.
     one_time_file: Option<PathBuf>,
 }
 
@@ -41,6 +42,7 @@ impl JoinCredential {
     }
 }
 
+/// Reads the token of a service account, which the platform renews.
 fn from_account_token(
     account_token: &AccountToken,
     trust_domain: TrustDomain,
@@ -59,6 +61,7 @@ fn from_account_token(
     Ok(JoinCredential { token, trust_domain, roots, one_time_file: None })
 }
 
+/// Reads a text file of at most [`MAX_FILE_BYTES`].
 fn read_file(file: &Path) -> Result<String, JoinCredentialError> {
     let text = open_regular(file, FileOrigin::User).and_then(|opened| {
         let mut text = String::new();

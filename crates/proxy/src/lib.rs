@@ -124,36 +124,36 @@ pub struct Proxy {
 /// An error that ends a proxy or keeps it from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The admin address cannot be bound.
+    /// The admin address cannot be bound (`--admin`).
     #[error(
         "cannot serve the admin endpoint at {address}: {cause}; use --admin with a free address"
     )]
     Admin {
-        /// The address.
+        /// The configured address.
         address: SocketAddr,
-        /// The error.
+        /// The error of the operating system.
         cause: std::io::Error,
     },
-    /// The health address cannot be bound.
+    /// The health address cannot be bound (`--health`).
     #[error("cannot serve health at {address}: {cause}; use --health with a free address")]
     Health {
-        /// The address.
+        /// The configured address.
         address: SocketAddr,
-        /// The error.
+        /// The error of the operating system.
         cause: std::io::Error,
     },
-    /// The state directory cannot be used.
+    /// The state directory cannot be created, locked or read (`--state`).
     #[error("cannot use the state directory {path}: {cause}; choose another one with --state")]
     State {
-        /// The directory.
+        /// The configured directory.
         path: std::path::PathBuf,
-        /// The error.
+        /// The error of the operating system.
         cause: std::io::Error,
     },
     /// A data thread cannot be started.
     #[error("cannot start a data thread: {0}")]
     Thread(std::io::Error),
-    /// The certificate expired, and the proxy is configured to end then.
+    /// The certificate expired, and the proxy is configured to exit then (`--on-expiry fail`).
     #[error("the certificate has expired, and no control plane renewed it in time: join again")]
     Expired,
     /// Every control plane rejected the join, or there is no token, and there is no configuration of a previous
@@ -163,7 +163,7 @@ pub enum StartError {
 }
 
 impl Proxy {
-    /// Acquires the state directory and the admin address.
+    /// Locks the state directory, and binds the admin and health addresses.
     ///
     /// # Errors
     /// [`StartError`] with the resource that is in use or unusable.
@@ -215,7 +215,7 @@ impl Proxy {
         self.admin.local_addr()
     }
 
-    /// Returns the health address, if there is one.
+    /// Returns the bound health address; `None` if no health address is configured.
     #[must_use]
     pub fn health_address(&self) -> Option<SocketAddr> {
         self.health.as_ref()?.local_addr().ok()
@@ -227,7 +227,8 @@ impl Proxy {
         self.open_listeners.subscribe()
     }
 
-    /// Adds an application with port states reported by a supervisor.
+    /// Sets the states of the application's ports, as a supervisor reports them. Without them all ports are
+    /// open.
     #[must_use]
     pub fn with_application(mut self, application: ApplicationPorts) -> Self {
         self.application = application;
@@ -250,10 +251,10 @@ impl Proxy {
     ///
     /// # Errors
     /// [`StartError`] if a data thread cannot be started, or if the certificate has expired and the proxy is
-    /// configured to end then.
+    /// configured to exit then.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), StartError> {
         let telemetry = Arc::clone(&self.telemetry);
-        let (config_store, resources) = self.config_store();
+        let (config_store, resources) = self.create_config_store();
         let connections = Arc::new(Connections::default());
         let ejected = Arc::new(EjectedEndpoints::default());
         let phase = self.phase.clone();
@@ -290,7 +291,7 @@ impl Proxy {
         let state_dir = state.clone();
         let control_client =
             ControlClient::new(config, telemetry, config_store, state_dir, page, random_seed(0));
-        let (queries, query_receiver) = mpsc::channel(admin::MAX_QUERIES);
+        let (queries, query_receiver) = mpsc::channel(admin::MAX_QUEUED_QUERIES);
         let control_client = control_client.with_queries(queries);
         let tasks = LocalSet::new();
         let admin = Rc::new(admin);
@@ -326,15 +327,16 @@ impl Proxy {
 }
 
 impl Proxy {
-    /// Creates an empty configuration store with the start options.
-    fn config_store(&self) -> (Arc<ConfigStore>, mpsc::Receiver<ResourceRequest>) {
+    /// Creates the configuration store: it contains the virtual addresses of the previous run and the access
+    /// log of the start options, but no configuration. Requests for resources arrive at the returned queue.
+    fn create_config_store(&self) -> (Arc<ConfigStore>, mpsc::Receiver<ResourceRequest>) {
         let (config_store, resource_requests) = ConfigStore::with_application(
             self.application.clone(),
             self.state.stored_names(),
             Instant::now(),
         );
         if let AccessLogSource::Own(log) = &self.config.access_log {
-            config_store.observability.set_log(log.clone());
+            config_store.observability.set_log_override(log.clone());
         }
         (config_store, resource_requests)
     }
@@ -370,39 +372,41 @@ async fn wait_for_stop(stop: impl Future<Output = ()>, fatal: &FatalFailure) -> 
     }
 }
 
-/// Starts the access log and the exporters. They end with the data threads; the metrics exporter ends when the
-/// first returned value is dropped.
+/// Starts the tasks of the access log, of spans and of metrics, and returns their handles. The first two end
+/// with the data threads; the metrics exporter ends when the returned sender is dropped.
 fn start_telemetry(
     tasks: &LocalSet,
     exporter: TelemetryExporter,
-    log: mpsc::Receiver<Arc<TraceEntry>>,
-    spans: mpsc::Receiver<Arc<TraceEntry>>,
+    log_entries: mpsc::Receiver<Arc<TraceEntry>>,
+    span_entries: mpsc::Receiver<Arc<TraceEntry>>,
 ) -> (oneshot::Sender<()>, [tokio::task::JoinHandle<()>; 3]) {
     let exporter = Rc::new(exporter);
     let (end_metrics, metrics_end) = oneshot::channel();
     let (started, seed) = (SystemTime::now(), random_seed(0));
     let exporters = [
-        tasks.spawn_local(access_log::write_entries(log, exporter.clone())),
-        tasks.spawn_local(export::export_spans(exporter.clone(), spans)),
+        tasks.spawn_local(access_log::write_entries(log_entries, exporter.clone())),
+        tasks.spawn_local(export::export_spans(exporter.clone(), span_entries)),
         tasks.spawn_local(export::push_metrics(exporter, started, seed, metrics_end)),
     ];
     (end_metrics, exporters)
 }
 
-/// Starts the admin endpoint and the health page, if any. They end shortly after [`Phase::Stopped`].
+/// Starts the admin endpoint and the health server, if one is configured, and returns their tasks. They end
+/// shortly after [`Phase::Stopped`].
 fn serve_pages(
     tasks: &LocalSet,
-    page: TcpListener,
-    health: Option<TcpListener>,
+    admin_listener: TcpListener,
+    health_listener: Option<TcpListener>,
     admin: Rc<Admin>,
 ) -> Vec<tokio::task::JoinHandle<()>> {
-    let health = health.map(|listener| {
+    let health_task = health_listener.map(|listener| {
         let health = Health::new(admin.config.clone(), admin.clone());
         tasks.spawn_local(pages::run_bounded(admin.phase.clone(), health.serve(listener)))
     });
     let phase = admin.phase.clone();
-    let page = tasks.spawn_local(pages::run_bounded(phase, admin::serve(page, admin)));
-    health.into_iter().chain([page]).collect()
+    let admin_task =
+        tasks.spawn_local(pages::run_bounded(phase, admin::serve(admin_listener, admin)));
+    health_task.into_iter().chain([admin_task]).collect()
 }
 
 /// Waits until all tasks have ended.
@@ -436,7 +440,7 @@ fn start_control(
     {
         renew::replace_credential(&control_client, credential);
     }
-    let (requests, request_receiver) = mpsc::channel(MAX_REQUESTS);
+    let (requests, request_receiver) = mpsc::channel(MAX_QUEUED_REQUESTS);
     let listeners = Listeners::new(workers, state);
     if let Interception::Redirect { dns: Some(dns_address), .. } =
         control_client.config.interception
@@ -487,7 +491,7 @@ async fn withdraw_listeners(control_client: &ControlClient, requests: &mpsc::Sen
         let report = control_client.status_report();
         requests.send(ProxyRequest::Listeners(Vec::new(), report)).await.ok()?;
         // All slots are free again once every request has been taken for sending.
-        requests.reserve_many(MAX_REQUESTS).await.ok().map(drop)?;
+        requests.reserve_many(MAX_QUEUED_REQUESTS).await.ok().map(drop)?;
         tokio::task::yield_now().await;
         Some(())
     };
@@ -496,17 +500,17 @@ async fn withdraw_listeners(control_client: &ControlClient, requests: &mpsc::Sen
     }
 }
 
-/// The data threads, and the command queue of each.
+/// The command queue of each data thread, and the threads.
 type DataThreads = (Vec<mpsc::Sender<ListenerCommand>>, Vec<JoinHandle<()>>);
 
-/// Starts `count` data threads.
+/// Starts `count` data threads; `parts` builds the parts of the worker with the given number.
 fn spawn_threads(
     count: usize,
     parts: impl Fn(usize) -> WorkerParts,
 ) -> Result<DataThreads, StartError> {
     let (mut workers, mut threads) = (Vec::new(), Vec::new());
     for core in 0..count {
-        let (commands, command_receiver) = mpsc::channel(MAX_COMMANDS);
+        let (commands, command_receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
         workers.push(commands);
         threads
             .push(start_worker(core, parts(core), command_receiver).map_err(StartError::Thread)?);
@@ -534,7 +538,7 @@ fn random_seed(core: usize) -> u64 {
     entropy.wrapping_add(core as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// The warning if the stored files are not complete in time.
+/// The warning if the last snapshot is not written within [`MAX_SNAPSHOT_WRITE`].
 const SLOW_DISK: &str =
     "slow disk: the next process can use the state directory only after this one has exited";
 
@@ -548,7 +552,7 @@ const MAX_FINAL_EXPORT: std::time::Duration = std::time::Duration::from_secs(2);
 const MAX_WITHDRAWAL: std::time::Duration = std::time::Duration::from_millis(250);
 /// The polling period of the counters of dropped log lines.
 const DROPPED_LINES_POLL_INTERVAL: std::time::Duration = std::time::Duration::from_secs(2);
-/// The queue length of commands for a data thread.
-const MAX_COMMANDS: usize = 256;
-/// The queue length of requests for the control plane.
-const MAX_REQUESTS: usize = 64;
+/// The maximum number of queued commands for a data thread; the sender waits for room.
+const MAX_QUEUED_COMMANDS: usize = 256;
+/// The maximum number of queued requests for the control plane.
+const MAX_QUEUED_REQUESTS: usize = 64;

@@ -1,4 +1,5 @@
-//! The link between two sidecars: one task drives the connection, streams are handles into it.
+//! The link between two sidecars: one connection that carries the streams of many requests. One task drives the
+//! connection; streams are handles to its state.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -36,13 +37,14 @@ struct SharedLink {
     state: RefCell<LinkState>,
     /// Called when the peer stops responding, and when it responds again.
     on_silence: RefCell<Option<Box<SilenceObserver>>>,
-    /// Notified of changes of the whole link: it is ready, its output is drained, or it is broken.
+    /// Notified when the link is ready, when its output is drained, and when it is broken.
     changed: Notify,
 }
 
 /// Observes whether the peer of a link responds.
 type SilenceObserver = dyn Fn(&LinkHandle, bool);
 
+/// The state of a link and of its streams.
 struct LinkState {
     role: Role,
     link: Link,
@@ -61,7 +63,7 @@ struct LinkState {
     is_last_stream_known: bool,
     /// True if a stream was opened or written to since the driver's last check.
     was_used: bool,
-    /// True if the peer has left a ping unanswered for so long that new requests avoid it.
+    /// True if the peer has left a ping unanswered for about 2 s: new requests avoid the link.
     is_silent: bool,
     /// True if the peer's limits are known; before that only few streams are permitted.
     peer_limits_known: bool,
@@ -153,7 +155,7 @@ impl LinkHandle {
         self.0.state.borrow().slots.len()
     }
 
-    /// Opens no more streams; those in progress finish, then the driver closes the connection.
+    /// Stops opening streams; those in progress complete, then the driver closes the connection.
     pub(crate) fn retire(&self) {
         let mut state = self.0.state.borrow_mut();
         if !state.is_retired {
@@ -169,7 +171,7 @@ impl LinkHandle {
 
     /// Abandons the link with all its streams; the driver closes the connection.
     pub(crate) fn abandon(&self) {
-        self.break_off();
+        self.fail_all_streams();
         self.0.state.borrow().wake_driver();
     }
 
@@ -183,18 +185,18 @@ impl LinkHandle {
         &self,
         max_wait: Duration,
     ) -> Option<Result<(), StreamLoss>> {
-        let holds = |state: &LinkState| !state.link.is_congested();
-        match self.check_state(holds) {
+        let is_met = |state: &LinkState| !state.link.is_congested();
+        match self.check_state(is_met) {
             Some(result) => Some(result),
             // Boxed: rarely needed, and it would enlarge the future of every request.
-            None => Box::pin(timeout(max_wait, self.wait_for_state(holds))).await.ok(),
+            None => Box::pin(timeout(max_wait, self.wait_for_state(is_met))).await.ok(),
         }
     }
 
-    async fn wait_for_state(&self, holds: impl Fn(&LinkState) -> bool) -> Result<(), StreamLoss> {
+    async fn wait_for_state(&self, is_met: impl Fn(&LinkState) -> bool) -> Result<(), StreamLoss> {
         loop {
             let notified = self.0.changed.notified();
-            if let Some(result) = self.check_state(&holds) {
+            if let Some(result) = self.check_state(&is_met) {
                 return result;
             }
             notified.await;
@@ -202,12 +204,12 @@ impl LinkHandle {
     }
 
     /// Returns `Ok` if the condition holds, an error if it never will, and `None` if it does not hold yet.
-    fn check_state(&self, holds: impl Fn(&LinkState) -> bool) -> Option<Result<(), StreamLoss>> {
+    fn check_state(&self, is_met: impl Fn(&LinkState) -> bool) -> Option<Result<(), StreamLoss>> {
         let state = self.0.state.borrow();
         if state.is_broken {
             return Some(Err(StreamLoss::Refused));
         }
-        holds(&state).then_some(Ok(()))
+        is_met(&state).then_some(Ok(()))
     }
 
     fn dispatch_event(&self, event: LinkEvent, on_open: &mut impl FnMut(OpenedStream)) {
@@ -239,13 +241,13 @@ impl LinkHandle {
                 state.peer_limits_known = true;
                 self.0.changed.notify_waiters();
             }
-            LinkEvent::Pong if state.is_retired => state.announce_last(),
+            LinkEvent::Pong if state.is_retired => state.announce_last_stream(),
             LinkEvent::Pong => {}
         }
     }
 
     /// Marks the connection as gone, and fails all streams.
-    fn break_off(&self) {
+    fn fail_all_streams(&self) {
         let mut state = self.0.state.borrow_mut();
         state.is_broken = true;
         state.congested.clear();
@@ -274,7 +276,7 @@ impl LinkState {
         self.slots.entry(id).or_insert(StreamSlot { items, ..StreamSlot::default() })
     }
 
-    /// Removes a stream, and keeps its queue for reuse.
+    /// Removes a stream, and keeps its receive queue for reuse.
     fn remove(&mut self, id: StreamId) -> RemovedStream {
         let Some(slot) = self.slots.remove(&id) else {
             return RemovedStream { is_congested: false, is_complete: false };
@@ -288,8 +290,8 @@ impl LinkState {
         RemovedStream { is_congested, is_complete }
     }
 
-    /// True if the driver may be waiting for the last stream to end.
-    fn is_ending(&self) -> bool {
+    /// True if the link closes after its last stream: the driver may be waiting for it.
+    fn is_closing(&self) -> bool {
         self.is_retired || self.is_broken || self.link.is_going_away()
     }
 
@@ -343,7 +345,7 @@ impl LinkState {
     }
 
     /// Announces the last stream that is served, with GOAWAY.
-    fn announce_last(&mut self) {
+    fn announce_last_stream(&mut self) {
         self.link.go_away(GoAwayCode::Drain);
         self.is_last_stream_known = true;
         self.wake_driver();
@@ -378,7 +380,7 @@ impl From<ResetCode> for StreamLoss {
     }
 }
 
-/// The maximum number of spare queues of one link: as many as streams that begin and end in one turn.
+/// The maximum number of spare queues of one link: about the number of streams that begin and end in one turn.
 const MAX_SPARE_QUEUES: usize = 32;
 /// The maximum capacity of a queue that is kept for reuse, in items.
 const MAX_QUEUE_CAPACITY: usize = 8;

@@ -1,4 +1,5 @@
-//! The listeners of one data thread: accept, count, reject beyond the limit, close without losing a connection.
+//! The listeners of one data thread: they accept connections up to the limit, and close without losing a
+//! connection that the kernel has accepted. The thread ends when its requests have completed.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -26,11 +27,13 @@ pub(crate) enum ListenerCommand {
         classifier: ConnectionClassifier,
         listener: std::net::TcpListener,
     },
-    /// Stops accepting; open connections continue. `closed` is dropped after the socket.
+    /// Stops accepting; open connections continue. `closed` is dropped once the socket is closed, which
+    /// notifies the control thread.
     Close { classifier: ConnectionClassifier, closed: mpsc::Sender<Infallible> },
 }
 
-/// Runs a data thread until it has drained or every sender of commands is dropped.
+/// Runs a data thread until the proxy drains or every sender of commands is dropped, then waits for its
+/// requests.
 pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<ListenerCommand>) {
     let counts = Rc::new(ListenerCounts::default());
     // A listener closes when its sender is dropped, or sends a value to drop after the close.
@@ -82,19 +85,24 @@ pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Listene
 /// Waits, for a bounded time, until requests in progress have finished.
 async fn wait_for_requests(
     worker: &Rc<Worker>,
-    ListenerCounts { listeners, open }: &ListenerCounts,
+    ListenerCounts { open_listeners, open_connections }: &ListenerCounts,
 ) {
     let limits = &worker.config.limits;
     let drain_requests = async {
-        wait_until_zero(listeners).await;
+        wait_until_zero(open_listeners).await;
         // Requests on connections that are idle now still need the upstreams.
-        drop(tokio::time::timeout(drain::last_call(limits), wait_until_zero(open)).await);
+        drop(
+            tokio::time::timeout(drain::last_call(limits), wait_until_zero(open_connections)).await,
+        );
         worker.wait_until_idle().await;
         worker.retire_upstreams();
-        wait_until_zero(open).await;
+        wait_until_zero(open_connections).await;
     };
     if tokio::time::timeout(limits.drain_timeout, drain_requests).await.is_err() {
-        tracing::warn!(open = open.get(), "drain timeout: closing the remaining connections");
+        tracing::warn!(
+            open = open_connections.get(),
+            "drain timeout: closing the remaining connections"
+        );
     }
 }
 
@@ -106,15 +114,16 @@ async fn wait_until_zero(count: &Cell<usize>) {
     }
 }
 
-/// Accepts connections until `closing` resolves, then also those already in the kernel's queue.
+/// Accepts connections until `close_request` resolves, then the connections that are already in the kernel's
+/// queue.
 async fn accept_connections(
     worker: Rc<Worker>,
     classifier: ConnectionClassifier,
     listener: std::net::TcpListener,
     counts: Rc<ListenerCounts>,
-    mut closing: oneshot::Receiver<mpsc::Sender<Infallible>>,
+    mut close_request: oneshot::Receiver<mpsc::Sender<Infallible>>,
 ) {
-    let _listener_guard = CountGuard::new(&counts, |counts| &counts.listeners);
+    let _listener_guard = CountGuard::new(&counts, |counts| &counts.open_listeners);
     let mut listener = match TcpListener::from_std(listener) {
         Ok(listener) => Listener::new("proxy", listener),
         Err(error) => {
@@ -123,16 +132,16 @@ async fn accept_connections(
     };
     let mut closed = None;
     loop {
-        let next = tokio::select! {
+        let accept_event = tokio::select! {
             biased;
-            closed_sender = &mut closing, if closed.is_none() => {
+            closed_sender = &mut close_request, if closed.is_none() => {
                 listener.close();
                 closed = Some(closed_sender);
                 continue;
             }
-            next = listener.next() => next,
+            accept_event = listener.next() => accept_event,
         };
-        let (tcp, peer) = match next {
+        let (tcp, peer) = match accept_event {
             AcceptEvent::Accepted(tcp, peer) => (tcp, peer),
             AcceptEvent::Paused => {
                 worker.shard.add(Count::AcceptPauses, 1);
@@ -140,16 +149,17 @@ async fn accept_connections(
             }
             AcceptEvent::Closed => break,
         };
-        let connections_max = worker.config.limits.connections_max;
+        let max_connections = worker.config.limits.connections_max;
         // An evicted connection takes a moment to close.
         let makes_room = || {
-            counts.open.get() < connections_max + connections_max / 8 && worker.idle.evict_oldest()
+            counts.open_connections.get() < max_connections + max_connections / 8
+                && worker.idle.evict_oldest()
         };
-        if counts.open.get() >= connections_max && !makes_room() {
+        if counts.open_connections.get() >= max_connections && !makes_room() {
             worker.shard.count_rejected(Reason::TooManyConnections.label());
             continue;
         }
-        let guard = CountGuard::new(&counts, |counts| &counts.open);
+        let guard = CountGuard::new(&counts, |counts| &counts.open_connections);
         let listener_kind = match classifier.listener_kind(&worker, &tcp) {
             Ok(listener_kind) => listener_kind,
             Err(reason) => {
@@ -170,11 +180,11 @@ async fn accept_connections(
     drop(closed);
 }
 
-/// Counts of the listeners and connections of a thread.
+/// The numbers of open listeners and open connections of a thread.
 #[derive(Default)]
 struct ListenerCounts {
-    listeners: Cell<usize>,
-    open: Cell<usize>,
+    open_listeners: Cell<usize>,
+    open_connections: Cell<usize>,
 }
 
 /// Counts a listener or a connection while it lives.

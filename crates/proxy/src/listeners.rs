@@ -1,4 +1,5 @@
-//! The open listeners of a proxy, reconciled with the configuration and shared by all data threads.
+//! The listeners of a proxy. The control thread opens and closes them as configured; all data threads accept
+//! from each.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,10 +20,12 @@ use crate::redirect::ConnectionClassifier;
 use crate::session::ListenerKind;
 use crate::state::StateDir;
 
-/// The open listeners.
+/// The open listeners, and the data threads that accept from them.
 pub(crate) struct Listeners {
     workers: Vec<mpsc::Sender<ListenerCommand>>,
+    /// Stores the addresses of listeners without a configured port.
     state: StateDir,
+    /// The open listeners by name.
     open: BTreeMap<String, OpenListener>,
 }
 
@@ -46,7 +49,7 @@ impl Listeners {
         workload_config: &WorkloadConfig,
     ) -> Vec<ListenError> {
         let configured = configured_listeners(config, workload_config);
-        let stale: Vec<String> = self
+        let stale_names: Vec<String> = self
             .open
             .iter()
             .filter(|(name, open)| {
@@ -57,8 +60,8 @@ impl Listeners {
             .map(|(name, _)| name.clone())
             .collect();
         let (closed, mut sockets_closed) = mpsc::channel(1);
-        let has_stale = !stale.is_empty();
-        for name in stale {
+        let has_stale = !stale_names.is_empty();
+        for name in stale_names {
             if let Some(open) = self.open.remove(&name) {
                 let close = || ListenerCommand::Close {
                     classifier: open.classifier.clone(),
@@ -72,15 +75,15 @@ impl Listeners {
             // New listeners may need the same address. A draining thread does not respond.
             drop(timeout(CLOSE_TIMEOUT, sockets_closed.recv()).await);
         }
-        let mut problems = Vec::new();
+        let mut errors = Vec::new();
         for (name, (classifier, address)) in configured {
             if !self.open.contains_key(&name)
                 && let Err(cause) = self.open_listener(&name, classifier, address).await
             {
-                problems.push(ListenError { name, address, cause });
+                errors.push(ListenError { name, address, cause });
             }
         }
-        problems
+        errors
     }
 
     /// Returns the listeners of the application's ports for other sidecars.
@@ -131,18 +134,20 @@ impl Listeners {
 
     /// Returns the listeners for the sidecar's own requests to its application, by application port.
     pub(crate) fn application_listeners(&self) -> BTreeMap<u16, SocketAddr> {
-        let own = self.open.iter().filter(|(name, _)| name.starts_with(OWN_PREFIX));
-        let own = own.filter_map(|(_, open)| match open.classifier {
-            ConnectionClassifier::Fixed(ListenerKind::Inbound { port }) => {
-                Some((port, open.address))
-            }
-            ConnectionClassifier::Fixed(_)
-            | ConnectionClassifier::Inbound
-            | ConnectionClassifier::InboundOther
-            | ConnectionClassifier::Outbound
-            | ConnectionClassifier::OutboundV6 => None,
-        });
-        own.collect()
+        let application_listeners =
+            self.open.iter().filter(|(name, _)| name.starts_with(OWN_LISTENER_PREFIX));
+        let application_listeners =
+            application_listeners.filter_map(|(_, open)| match open.classifier {
+                ConnectionClassifier::Fixed(ListenerKind::Inbound { port }) => {
+                    Some((port, open.address))
+                }
+                ConnectionClassifier::Fixed(_)
+                | ConnectionClassifier::Inbound
+                | ConnectionClassifier::InboundOther
+                | ConnectionClassifier::Outbound
+                | ConnectionClassifier::OutboundV6 => None,
+            });
+        application_listeners.collect()
     }
 
     /// Returns the addresses of all open listeners by name.
@@ -195,11 +200,11 @@ impl Listeners {
         name: &str,
         configured_address: SocketAddr,
     ) -> io::Result<std::net::TcpListener> {
-        let previous = self
+        let previous_address = self
             .state
             .listener_address(name)
-            .filter(|previous| previous.ip() == configured_address.ip());
-        match previous.filter(|_| configured_address.port() == 0).map(bind_address) {
+            .filter(|previous_address| previous_address.ip() == configured_address.ip());
+        match previous_address.filter(|_| configured_address.port() == 0).map(bind_address) {
             Some(Ok(listener)) => Ok(listener),
             Some(Err(_)) | None => bind_address(configured_address),
         }
@@ -279,7 +284,8 @@ fn configured_listeners(
                 let classifier =
                     ConnectionClassifier::Fixed(ListenerKind::Inbound { port: port.port });
                 let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-                listeners.insert(format!("{OWN_PREFIX}{}", port.port), (classifier, address));
+                listeners
+                    .insert(format!("{OWN_LISTENER_PREFIX}{}", port.port), (classifier, address));
             }
         }
     }
@@ -306,6 +312,6 @@ fn bind_with_versions(address: SocketAddr, one_version: bool) -> io::Result<std:
 }
 
 /// The name prefix of listeners for the sidecar's own requests to its application.
-const OWN_PREFIX: &str = "own-";
-/// The time for the threads to close a socket.
+const OWN_LISTENER_PREFIX: &str = "own-";
+/// The maximum time to wait until all threads have closed the sockets of removed listeners.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);

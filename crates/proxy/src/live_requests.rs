@@ -1,4 +1,5 @@
-//! Tapped requests of a service, reported by the control thread over its stream.
+//! Taps (`leno tap`): data threads select the matching requests, and the control thread sends them to the
+//! control plane.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ pub(crate) struct MatchedRequest {
     pub(crate) trace_entry: Arc<TraceEntry>,
 }
 
-/// The observability configuration cached by one data thread.
+/// The observability configuration cached by one data thread, with the thread's share of each tap's rate limit.
 pub(crate) struct ThreadObservability {
     pub(crate) settings: CurrentObservability,
     /// The account of the workload: the caller of outbound requests.
@@ -67,7 +68,8 @@ impl ThreadObservability {
         TapSet(bits)
     }
 
-    /// Queues a request for the control thread.
+    /// Queues a request for the control thread, once for each selected tap. Requests that do not fit are
+    /// counted as dropped.
     pub(crate) fn queue_entry(
         &self,
         selected: TapSet,
@@ -101,8 +103,8 @@ impl OpenTap {
     /// True if the tap is for the service `namespace/name`.
     pub(crate) fn is_for(&self, service: &str) -> bool {
         let ServiceName { namespace, name } = &self.matcher.tap().service;
-        let rest = service.strip_prefix(namespace.as_str());
-        rest.and_then(|rest| rest.strip_prefix('/')) == Some(name.as_str())
+        let suffix = service.strip_prefix(namespace.as_str());
+        suffix.and_then(|suffix| suffix.strip_prefix('/')) == Some(name.as_str())
     }
 
     /// Counts a dropped request.
@@ -123,7 +125,7 @@ impl TapBudget {
     /// Returns true and counts a request if the rate limit permits one more.
     pub(crate) fn try_take(&mut self, per_second: u32, now: Instant) -> bool {
         if self.resets_at <= now {
-            *self = Self { resets_at: now + SECOND, remaining: per_second };
+            *self = Self { resets_at: now + BUDGET_PERIOD, remaining: per_second };
         }
         let is_permitted = self.remaining > 0;
         self.remaining = self.remaining.saturating_sub(1);
@@ -171,7 +173,7 @@ impl TapBatch {
 
     fn add(&mut self, trace_entry: &TraceEntry) {
         let mut line = String::new();
-        access_log::append_line(trace_entry, &LogFormat::Json, &mut line);
+        access_log::append_log_line(trace_entry, &LogFormat::Json, &mut line);
         line.truncate(line.trim_end().len());
         if self.bytes + line.len() > MAX_BATCH_BYTES {
             return self.tap.count_dropped();
@@ -198,7 +200,8 @@ const BATCH_DELAY: Duration = Duration::from_millis(100);
 const MAX_BATCH_RECORDS: usize = 256;
 /// The maximum number of bytes of one tap per message: well below the message limit.
 const MAX_BATCH_BYTES: usize = 512 << 10;
-const SECOND: Duration = Duration::from_secs(1);
+/// The period of a tap's rate limit.
+const BUDGET_PERIOD: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -210,7 +213,7 @@ mod tests {
         let mut budget = TapBudget::new(now);
         let permitted = (0..10).filter(|_| budget.try_take(3, now)).count();
         assert_eq!(permitted, 3);
-        assert!(!budget.try_take(3, now + SECOND / 2));
-        assert!(budget.try_take(3, now + SECOND));
+        assert!(!budget.try_take(3, now + BUDGET_PERIOD / 2));
+        assert!(budget.try_take(3, now + BUDGET_PERIOD));
     }
 }

@@ -1,4 +1,4 @@
-//! Timeouts. Futures that are ready at once cost no timer.
+//! Timeouts that create no timer for futures that are ready at once.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -21,12 +21,13 @@ pub(crate) async fn poll_within<T>(
 }
 
 /// Awaits `future` for at most `limit`; returns `None` after the limit.
-pub(crate) async fn finished_within<F: Future>(limit: Duration, future: F) -> Option<F::Output> {
+pub(crate) async fn wait_within<F: Future>(limit: Duration, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     poll_within(limit, |cx| future.as_mut().poll(cx)).await
 }
 
-/// Resolves when neither counter of bytes has changed for `max_wait`, at the latest after almost twice that.
+/// Resolves when neither byte counter has changed for `max_wait`. It samples the counters once per `max_wait`,
+/// so it may resolve up to `max_wait` late.
 pub(crate) async fn wait_for_silence(max_wait: Duration, sent: &Cell<u64>, received: &Cell<u64>) {
     let mut previous = None;
     loop {

@@ -1,4 +1,5 @@
-//! Observability configuration: one pointer that changes seldom and is read often.
+//! Observability configuration of a proxy: tracing, access log, metrics push and taps. The control thread
+//! replaces it; data threads cache it by version.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +16,7 @@ pub(crate) struct SharedObservability {
     current: ArcSwap<CurrentObservability>,
     /// The number of changes: threads cache the configuration until it increases.
     version: AtomicU64,
-    /// The push target of metrics, which data threads do not need.
+    /// The settings of the metrics push, which data threads do not need.
     metrics: watch::Sender<Option<Box<MetricsPush>>>,
 }
 
@@ -24,8 +25,8 @@ pub(crate) struct SharedObservability {
 pub(crate) struct CurrentObservability {
     /// The settings of the control plane.
     settings: Observability,
-    /// The access log of the start options, which has precedence.
-    own_log: Option<Option<AccessLog>>,
+    /// The access log of the start options, which has precedence; `Some(None)` disables the access log.
+    log_override: Option<Option<AccessLog>>,
     /// The active taps.
     taps: Arc<[Arc<OpenTap>]>,
 }
@@ -38,7 +39,7 @@ impl CurrentObservability {
 
     /// Returns the access log settings.
     pub(crate) fn access_log(&self) -> Option<&AccessLog> {
-        self.own_log.as_ref().unwrap_or(&self.settings.access_log).as_ref()
+        self.log_override.as_ref().unwrap_or(&self.settings.access_log).as_ref()
     }
 
     /// Returns the active taps.
@@ -46,6 +47,7 @@ impl CurrentObservability {
         &self.taps
     }
 
+    /// True if there is no tracing, no access log and no tap.
     fn is_inactive(&self) -> bool {
         self.tracing_settings().is_none() && self.access_log().is_none() && self.taps.is_empty()
     }
@@ -63,7 +65,7 @@ impl SharedObservability {
         (!current.is_inactive()).then(|| CurrentObservability::clone(&current))
     }
 
-    /// Subscribes to the push target of metrics.
+    /// Subscribes to the settings of the metrics push.
     pub(crate) fn subscribe_metrics(&self) -> watch::Receiver<Option<Box<MetricsPush>>> {
         self.metrics.subscribe()
     }
@@ -82,18 +84,18 @@ impl SharedObservability {
     }
 
     /// Sets the access log of the start options.
-    pub(crate) fn set_log(&self, log: Option<AccessLog>) {
+    pub(crate) fn set_log_override(&self, log: Option<AccessLog>) {
         let current = self.current.load();
-        self.update_settings(&current, |updated| updated.own_log = Some(log));
+        self.update_settings(&current, |updated| updated.log_override = Some(log));
     }
 
-    /// Replaces the active taps.
+    /// Replaces the active taps. A tap that stays active keeps its count of dropped requests.
     pub(crate) fn replace_taps(&self, taps: &[Tap]) {
         let current = self.current.load();
         if current.taps.is_empty() && taps.is_empty() {
             return;
         }
-        // A tap that stays open keeps its state: its count of dropped requests is yet to be reported.
+        // The count of dropped requests is yet to be reported.
         let open = |tap: &Tap| {
             let existing = current.taps.iter().find(|open_tap| open_tap.matcher.tap() == tap);
             existing.cloned().unwrap_or_else(|| Arc::new(OpenTap::new(tap)))
@@ -128,7 +130,7 @@ mod tests {
             ..Observability::default()
         });
         assert_eq!(observability.active_settings().unwrap().access_log(), Some(&AccessLog::json()));
-        observability.set_log(None);
+        observability.set_log_override(None);
         assert!(observability.active_settings().is_none());
         let version = observability.version();
         observability.apply_settings(&Observability {
@@ -137,7 +139,7 @@ mod tests {
         });
         assert_eq!(observability.version(), version, "nothing changed");
         observability.apply_settings(&Observability::default());
-        observability.set_log(Some(AccessLog::json()));
+        observability.set_log_override(Some(AccessLog::json()));
         assert!(observability.active_settings().is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! The open listeners, for the caller that started the proxy and for its readiness.
+//! Publication of the listener states, for the program that started the proxy and for the readiness check.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// The states of the listeners; `None` until they are opened.
+/// The published states of the listeners; `None` before the first attempt to open them.
 #[derive(Debug, Clone)]
 pub(crate) struct OpenListeners(watch::Sender<Option<Arc<ListenerStates>>>);
 
-/// The listeners of a proxy.
+/// The states of a proxy's listeners: each is open or closed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ListenerStates {
     /// The addresses of the open listeners by name: `inbound-PORT`, `listener-ADDRESS`, `http-proxy`.

@@ -1,4 +1,4 @@
-//! Connections to destinations outside the mesh, forwarded unchanged if egress is allowed. If the default is
+//! Forwarding of connections to destinations outside the mesh, if egress is allowed. If the egress default is
 //! deny, egress rules decide by address, server name or request.
 
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use crate::config_store::{ConfigSnapshot, ConfigStore};
 use crate::connection::{ConnectionResult, serve_until};
 use crate::connections::OpenCounter;
 use crate::dial::{dial_address, dial_reason};
-use crate::first_bytes::{server_name, sniff_connection};
+use crate::first_bytes::{read_server_name, sniff_connection};
 use crate::http::message::{MessageReader, MessageWriter};
 use crate::http::server::serve_requests;
 use crate::io::{ByteStream, Io};
@@ -62,7 +62,7 @@ pub(crate) async fn serve_connection(
         Ok(()) => record.mark_succeeded(),
         Err(reason) => {
             record.reason = Some(reason);
-            // An orderly end is preserved; any error reaches the client as a reset.
+            // The client receives a reset, which it can tell from an orderly close.
             io.reset_on_drop();
         }
     }
@@ -79,7 +79,7 @@ enum DestinationIdentifier {
 }
 
 impl DestinationIdentifier {
-    /// True if egress to this address is allowed.
+    /// True if egress of the connection to this address is allowed.
     fn is_allowed(&self, config: &ConfigSnapshot, address: SocketAddr) -> bool {
         let compiled = &config.compiled;
         if compiled.snapshot.config.egress == Egress::Allow {
@@ -91,7 +91,7 @@ impl DestinationIdentifier {
             }
             Self::ServerName(name) => {
                 compiled.egress_rules.permission_for(address) == EgressDecision::Allowed
-                    || compiled.egress_rules.by_server_name(address, name).is_some()
+                    || compiled.egress_rules.policy_for_server_name(address, name).is_some()
             }
             // Allowed if some requests may be; each is checked individually.
             Self::Requests => match compiled.egress_rules.permission_for(address) {
@@ -128,7 +128,7 @@ async fn detect_destination(
     match protocol {
         DetectedProtocol::Http1 if by_request => Ok(DestinationIdentifier::Requests),
         DetectedProtocol::Tls if by_server_name => {
-            let name = timeout(max_wait, server_name(io, early)).await;
+            let name = timeout(max_wait, read_server_name(io, early)).await;
             let name = name.map_err(|_| Reason::HeadTimeout)?.ok_or(Reason::EgressDenied)?;
             Ok(DestinationIdentifier::ServerName(name))
         }
@@ -140,6 +140,7 @@ async fn detect_destination(
     }
 }
 
+/// Connects to the destination, and forwards bytes in both directions while egress to it is allowed.
 async fn forward_bytes(
     session: &Session,
     address: SocketAddr,

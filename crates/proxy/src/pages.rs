@@ -1,4 +1,4 @@
-//! Shutdown of the admin and health pages: responses in progress are completed.
+//! Connections of the admin and health servers, and their shutdown: responses in progress are completed.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -17,13 +17,13 @@ use tokio::time::sleep;
 
 use crate::drain::Phase;
 
-/// The connections of one page.
-pub(crate) struct Pages {
+/// The listener of the admin or health server.
+pub(crate) struct PageListener {
     listener: Listener<TcpListener>,
     phase: watch::Receiver<Phase>,
 }
 
-impl Pages {
+impl PageListener {
     pub(crate) fn new(
         server: &'static str,
         listener: TcpListener,
@@ -32,15 +32,15 @@ impl Pages {
         Self { listener: Listener::new(server, listener), phase }
     }
 
-    /// Returns the next connection; `None` if the proxy has stopped and the queue is empty.
+    /// Accepts the next connection; `None` if the proxy has stopped and no connection waits.
     pub(crate) async fn next(&mut self) -> Option<(TcpStream, SocketAddr)> {
         let stopped = async { drop(self.phase.wait_for(|phase| *phase == Phase::Stopped).await) };
         self.listener.next_until(stopped).await
     }
 }
 
-/// Serves a connection of a page. Once the proxy has stopped, the connection ends after the request in
-/// progress; a connection without a request is closed at once.
+/// Serves a connection of the admin or health server. Once the proxy has stopped, the connection ends after the
+/// request in progress; a connection without a request is closed at once.
 pub(crate) async fn serve_page<S>(
     half_open: &HalfOpen,
     connection: Connection<TokioIo<TcpStream>, S>,
@@ -60,8 +60,8 @@ where
     Ok(connection.await)
 }
 
-/// Runs `serving`, which ends after the last response, but at most `MAX_FINAL_RESPONSES` after the proxy has
-/// stopped.
+/// Runs `serving`, which ends after the last response, but at most `MAX_FINAL_RESPONSE_TIME` after the proxy
+/// has stopped.
 pub(crate) async fn run_bounded(
     mut phase: watch::Receiver<Phase>,
     serving: impl Future<Output = ()>,
@@ -69,7 +69,7 @@ pub(crate) async fn run_bounded(
     let deadline = async {
         // The sender outlives the pages.
         drop(phase.wait_for(|phase| *phase == Phase::Stopped).await);
-        sleep(MAX_FINAL_RESPONSES).await;
+        sleep(MAX_FINAL_RESPONSE_TIME).await;
     };
     tokio::select! {
         () = serving => {}
@@ -83,5 +83,5 @@ pub(crate) async fn wait_for_connections(permits: &Semaphore, count: usize) {
     drop(permits.acquire_many(count.try_into().unwrap_or(u32::MAX)).await);
 }
 
-/// The maximum time for the last responses of a page.
-const MAX_FINAL_RESPONSES: Duration = Duration::from_secs(1);
+/// The maximum time for the last responses after the proxy has stopped.
+const MAX_FINAL_RESPONSE_TIME: Duration = Duration::from_secs(1);

@@ -1,4 +1,5 @@
-//! Detection of clients without mutual TLS at ports that allow them.
+//! Distinguishes mutual TLS of mesh members from other bytes, at ports that also accept clients without mutual
+//! TLS.
 
 use std::io;
 
@@ -36,12 +37,12 @@ pub(crate) async fn is_mutual_tls(worker: &Worker, declared: Protocol, tcp: &Tcp
 /// True if the ClientHello offers the link protocol. An incomplete ClientHello counts as mutual TLS: its reader
 /// reports the error.
 async fn offers_link(tcp: &TcpStream) -> bool {
-    let mut hello = vec![0; MAX_CLIENT_HELLO_BYTES];
+    let mut client_hello = vec![0; MAX_CLIENT_HELLO_BYTES];
     let mut peeked_len = 0;
     loop {
-        let Ok(ready) = tcp.ready(Interest::READABLE).await else { return true };
+        let Ok(readiness) = tcp.ready(Interest::READABLE).await else { return true };
         let result = tcp.try_io(Interest::READABLE, || {
-            match recv(tcp, hello.as_mut_slice(), RecvFlags::PEEK)? {
+            match recv(tcp, client_hello.as_mut_slice(), RecvFlags::PEEK)? {
                 // No new bytes: `WouldBlock` clears the readiness, so that the next event is awaited.
                 (_, length) if length == peeked_len => Err(io::ErrorKind::WouldBlock.into()),
                 (_, length) => Ok(length),
@@ -50,20 +51,20 @@ async fn offers_link(tcp: &TcpStream) -> bool {
         match result {
             Ok(length) => peeked_len = length,
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return true,
-            Err(_) if ready.is_read_closed() => return true,
+            Err(_) if readiness.is_read_closed() => return true,
             Err(_) => continue,
         }
-        match offers_protocol(hello.get(..peeked_len).unwrap_or_default(), ALPN_LINK) {
+        match offers_protocol(client_hello.get(..peeked_len).unwrap_or_default(), ALPN_LINK) {
             Some(is_offered) => return is_offered,
-            None if peeked_len == hello.len() => return false,
+            None if peeked_len == client_hello.len() => return false,
             None => {}
         }
     }
 }
 
-/// RFC 8446 §5.1: the type of the first record of a TLS connection.
+/// The type of the first record of a TLS connection: handshake (RFC 8446 §5.1).
 const TLS_HANDSHAKE: u8 = 22;
-/// The maximum length of a ClientHello: one record.
+/// The maximum length of a ClientHello in bytes: one record.
 const MAX_CLIENT_HELLO_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]
@@ -78,8 +79,9 @@ mod tests {
     use super::*;
     use crate::tests::fixture::run;
 
-    /// Returns the classification of a client that sends these pieces and then closes if `ends`.
-    async fn classify_pieces(pieces: &[&[u8]], ends: bool) -> Option<bool> {
+    /// Returns whether a client that sends these pieces offers the link protocol; `None` if it is undecided.
+    /// The client then half-closes the connection if `ends`.
+    async fn detect_link_offer(pieces: &[&[u8]], ends: bool) -> Option<bool> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         client.set_nodelay(true).unwrap();
@@ -119,9 +121,9 @@ mod tests {
         run(async {
             for (protocol, expected) in [(ALPN_LINK, true), (b"h2".as_slice(), false)] {
                 let bytes = client_hello(protocol);
-                assert_eq!(classify_pieces(&[&bytes], false).await, Some(expected));
+                assert_eq!(detect_link_offer(&[&bytes], false).await, Some(expected));
                 let pieces = [&bytes[..1], &bytes[1..9], &bytes[9..]];
-                assert_eq!(classify_pieces(&pieces, false).await, Some(expected));
+                assert_eq!(detect_link_offer(&pieces, false).await, Some(expected));
             }
         });
     }
@@ -130,9 +132,9 @@ mod tests {
     fn an_incomplete_client_hello_is_left_to_the_tls_reader() {
         run(async {
             let bytes = client_hello(ALPN_LINK);
-            assert_eq!(classify_pieces(&[&bytes[..40]], true).await, Some(true));
+            assert_eq!(detect_link_offer(&[&bytes[..40]], true).await, Some(true));
             assert_eq!(
-                classify_pieces(&[&bytes[..40]], false).await,
+                detect_link_offer(&[&bytes[..40]], false).await,
                 None,
                 "more bytes may arrive"
             );

@@ -1,4 +1,4 @@
-//! Probes of the application on behalf of the kubelet, since its own would not pass the sidecar.
+//! Probes of the application on behalf of the kubelet, whose own probes would be rejected by the sidecar.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,7 +28,7 @@ enum ProbeKind {
     Liveness,
 }
 
-/// One probe.
+/// A probe of the application.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Probe {
     action: ProbeAction,
@@ -52,12 +52,13 @@ impl Probes {
     /// # Errors
     /// [`ProbesError`] that names the probe.
     pub fn from_json(text: &str) -> Result<Self, ProbesError> {
-        let raw: BTreeMap<String, BTreeMap<ProbeKind, RawProbe>> = serde_json::from_str(text)?;
+        let raw_probes: BTreeMap<String, BTreeMap<ProbeKind, RawProbe>> =
+            serde_json::from_str(text)?;
         let mut probes = BTreeMap::new();
-        for (container, kinds) in raw {
+        for (container, kinds) in raw_probes {
             let mut probes_by_kind = BTreeMap::new();
-            for (kind, raw) in kinds {
-                let probe = Probe::from_raw(raw);
+            for (kind, raw_probes) in kinds {
+                let probe = Probe::from_raw(raw_probes);
                 let probe = probe.ok_or_else(|| {
                     let (container, kind) = (container.clone(), format!("{kind:?}").to_lowercase());
                     ProbesError::Action { container, kind }
@@ -69,7 +70,7 @@ impl Probes {
         Ok(Self(probes))
     }
 
-    /// Returns the probe at `CONTAINER/KIND`.
+    /// Returns the probe for the path `CONTAINER/KIND`.
     pub(crate) fn find_probe(&self, path: &str) -> Option<&Probe> {
         let (container, kind) = path.split_once('/')?;
         let kind = match kind {
@@ -93,7 +94,7 @@ impl FromStr for Probes {
 /// An invalid description of probes.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbesError {
-    /// The text is not JSON of this form.
+    /// The text is not JSON of the form that [`Probes::from_json`] describes.
     #[error("invalid probes: {0}")]
     Json(#[from] serde_json::Error),
     /// A probe has no action, or two.
@@ -101,9 +102,9 @@ pub enum ProbesError {
         "the {kind} probe of container `{container}` needs one of `httpGet`, `tcpSocket` and `grpc`"
     )]
     Action {
-        /// The container.
+        /// The name of the container.
         container: String,
-        /// The kind of the probe.
+        /// The kind of the probe, in lower case.
         kind: String,
     },
 }
@@ -117,7 +118,7 @@ impl Probe {
             _ => return None,
         };
         let seconds = raw.timeout_seconds.map_or(1, NonZeroU32::get);
-        let timeout = Duration::from_secs(seconds.into()).min(MAX_TIMEOUT);
+        let timeout = Duration::from_secs(seconds.into()).min(MAX_PROBE_TIMEOUT);
         Some(Self { action, timeout })
     }
 
@@ -143,13 +144,13 @@ impl Probe {
     }
 }
 
-/// Opens a connection of the sidecar's own, which is not redirected back to it.
+/// Opens a connection to the application, which the kernel does not redirect back to the sidecar.
 async fn dial_application(
     address: SocketAddr,
     interception: &Interception,
 ) -> Result<tokio::net::TcpStream, ProbeFailure> {
-    let dialed = crate::dial::dial_address(address, interception).await;
-    dialed.map_err(|error| ProbeFailure::Connect(address.port(), error.kind()))
+    let connection = crate::dial::dial_address(address, interception).await;
+    connection.map_err(|error| ProbeFailure::Connect(address.port(), error.kind()))
 }
 
 /// The failure of a probe. It contains no byte of a response body: the port is open to all clients, and the
@@ -223,7 +224,7 @@ struct TcpSocket {
 }
 
 /// The maximum timeout of a probe, independent of its configuration.
-const MAX_TIMEOUT: Duration = Duration::from_secs(60);
+const MAX_PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests;

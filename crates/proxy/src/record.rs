@@ -36,9 +36,9 @@ pub(crate) struct ExchangeRecord<'a> {
     pub(crate) hedge: Option<Hedge>,
     /// The reason for which enforced policies would have denied it.
     dry_run_reason: Option<Reason>,
-    /// True if its stream is counted already.
+    /// True if the exchange is already counted as a stream.
     has_stream: Cell<bool>,
-    /// The request trace for operators; `None` if no observability is active.
+    /// The data for the access log, tracing and taps; `None` if all of them are disabled.
     pub(crate) trace: Option<RequestTrace<'a>>,
 }
 

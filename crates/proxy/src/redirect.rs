@@ -1,4 +1,4 @@
-//! Redirected connections and their original destinations.
+//! Classification of accepted connections, for redirected ones by their original destinations.
 
 use std::net::SocketAddr;
 
@@ -10,18 +10,18 @@ use crate::config::{Config, Interception};
 use crate::session::ListenerKind;
 use crate::worker::Worker;
 
-/// The classifier of a listener's connections.
+/// Determines the kind of each connection that a listener accepts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum ConnectionClassifier {
     /// All connections are of this kind.
     Fixed(ListenerKind),
     /// The application's outbound connections, redirected in its network namespace.
     Outbound,
-    /// The same over IPv6.
+    /// The application's outbound connections over IPv6.
     OutboundV6,
     /// Connections of other workloads to the application's ports, redirected in its network namespace.
     Inbound,
-    /// The same over the other IP version than the one of the workload's address.
+    /// Connections of other workloads over the IP version that the workload's own address does not have.
     InboundOther,
 }
 
@@ -29,7 +29,8 @@ impl ConnectionClassifier {
     /// Returns the kind of a connection.
     ///
     /// # Errors
-    /// `unknown-service` if its destination is not in the mesh.
+    /// `unknown-service` if the destination is unknown, not in the mesh, or the sidecar itself;
+    /// `discovery-timeout` before the first configuration.
     pub(crate) fn listener_kind(
         &self,
         worker: &Worker,
@@ -46,7 +47,7 @@ impl ConnectionClassifier {
                     let listener_kind = (!is_own).then_some(ListenerKind::Address(destination));
                     return listener_kind.ok_or(Reason::UnknownService);
                 }
-                let service = worker.config_store.names().service_at(destination.ip());
+                let service = worker.config_store.virtual_addresses().service_at(destination.ip());
                 let service = service.ok_or(Reason::UnknownService)?;
                 Ok(ListenerKind::Service { service, port: destination.port() })
             }
@@ -57,8 +58,8 @@ impl ConnectionClassifier {
                 let ports = &config.compiled.snapshot.config.ports;
                 // A service may declare any port; the sidecar's own ports would loop.
                 let is_own = is_sidecar_port(&worker.config, port);
-                let is_known = !is_own && ports.iter().any(|declared| declared.port == port);
-                is_known.then_some(ListenerKind::Inbound { port }).ok_or(Reason::UnknownService)
+                let is_declared = !is_own && ports.iter().any(|declared| declared.port == port);
+                is_declared.then_some(ListenerKind::Inbound { port }).ok_or(Reason::UnknownService)
             }
         }
     }

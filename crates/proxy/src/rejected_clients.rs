@@ -1,4 +1,5 @@
-//! Rejected clients without mutual TLS: a bounded table of their addresses by port.
+//! Clients without mutual TLS that were rejected recently: a bounded table of their addresses by port, reported
+//! as conditions.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -6,7 +7,7 @@ use std::time::{Duration, Instant};
 use leno_discovery::ProxyCondition;
 use leno_telemetry::RecentTable;
 
-/// The clients of the last [`REPORTED_FOR`], by the application port that they connected to.
+/// The clients of the last [`REPORT_DURATION`], by the application port that they connected to.
 #[derive(Debug, Default)]
 pub(crate) struct RejectedClients {
     ports: RecentTable<u16, PortClients, MAX_PORTS>,
@@ -24,7 +25,8 @@ struct PortClients {
 }
 
 impl RejectedClients {
-    /// Records a rejected connection. Returns true if the conditions change.
+    /// Records a rejected connection. Returns true if the conditions change and the change is to be reported
+    /// now.
     pub(crate) fn record(&mut self, port: u16, client: IpAddr, now: Instant) -> bool {
         self.ports.retain(|_, port_clients| port_clients.retain_recent(now));
         let (port_clients, evicted_port) = self.ports.entry(port, PortClients::default);
@@ -44,7 +46,7 @@ impl RejectedClients {
         is_due
     }
 
-    /// Returns a condition for each port.
+    /// Returns a condition for each port with recently rejected clients.
     pub(crate) fn conditions(&self, now: Instant) -> Vec<ProxyCondition> {
         let conditions = self.ports.iter().filter_map(|(port, port_clients)| {
             let recent = port_clients.clients.iter().filter(|(_, last)| is_recent(**last, now));
@@ -61,7 +63,7 @@ impl RejectedClients {
         let times = self.ports.iter().flat_map(|(_, port)| {
             port.clients.iter().map(|(_, last)| *last).chain(port.evicted_at)
         });
-        times.map(|last| last + REPORTED_FOR).filter(|end| *end > now).min()
+        times.map(|last| last + REPORT_DURATION).filter(|end| *end > now).min()
     }
 }
 
@@ -76,17 +78,17 @@ impl PortClients {
 
 /// True if a client is still reported.
 fn is_recent(last: Instant, now: Instant) -> bool {
-    now.saturating_duration_since(last) < REPORTED_FOR
+    now.saturating_duration_since(last) < REPORT_DURATION
 }
 
 /// The time for which a client is reported after its last connection: longer than the interval of slow retries
 /// and scrapes.
-const REPORTED_FOR: Duration = Duration::from_secs(600);
+const REPORT_DURATION: Duration = Duration::from_secs(600);
 /// The minimum time between changes of the conditions by clients that evict each other.
 const CHANGE_INTERVAL: Duration = Duration::from_secs(10);
-/// The maximum number of ports.
+/// The maximum number of ports with recorded clients.
 const MAX_PORTS: usize = 16;
-/// The maximum number of clients per port: their addresses fit into the longest reason of a condition.
+/// The maximum number of recorded clients per port: their addresses fit into the longest reason of a condition.
 const MAX_CLIENTS: usize = 8;
 
 #[cfg(test)]
@@ -113,35 +115,35 @@ mod tests {
             !table.record(80, client_address(1), start),
             "a known client does not change the conditions"
         );
-        let later = start + REPORTED_FOR / 2;
-        assert!(table.record(80, client_address(2), later));
+        let second_record_at = start + REPORT_DURATION / 2;
+        assert!(table.record(80, client_address(2), second_record_at));
         let expected_both = [("port 80".to_owned(), "10.0.0.1, 10.0.0.2".to_owned())];
-        assert_eq!(reported(&table, later), expected_both);
-        assert_eq!(table.next_end(later), Some(start + REPORTED_FOR));
+        assert_eq!(reported(&table, second_record_at), expected_both);
+        assert_eq!(table.next_end(second_record_at), Some(start + REPORT_DURATION));
         let expected = [("port 80".to_owned(), "10.0.0.2".to_owned())];
-        assert_eq!(reported(&table, start + REPORTED_FOR), expected);
-        assert_eq!(reported(&table, later + REPORTED_FOR), []);
-        assert_eq!(table.next_end(later + REPORTED_FOR), None);
+        assert_eq!(reported(&table, start + REPORT_DURATION), expected);
+        assert_eq!(reported(&table, second_record_at + REPORT_DURATION), []);
+        assert_eq!(table.next_end(second_record_at + REPORT_DURATION), None);
     }
 
     #[test]
     fn the_table_is_bounded_and_expired_entries_make_room() {
         let mut table = RejectedClients::default();
         let now = Instant::now();
-        let count_max = u16::try_from(MAX_CLIENTS).unwrap();
-        for number in 0..count_max {
+        let max_count = u16::try_from(MAX_CLIENTS).unwrap();
+        for number in 0..max_count {
             assert!(table.record(80, client_address(number), now));
         }
         assert!(
-            table.record(80, client_address(count_max), now),
+            table.record(80, client_address(max_count), now),
             "the first eviction changes the conditions"
         );
-        assert!(!table.record(80, client_address(count_max + 1), now));
+        assert!(!table.record(80, client_address(max_count + 1), now));
         let reason = table.conditions(now)[0].reason.clone();
         assert!(reason.ends_with("10.0.0.7, 10.0.0.8, 10.0.0.9, others"), "the newest: {reason}");
         assert!(!reason.contains("10.0.0.1,"), "{reason}");
         assert!(
-            table.record(80, client_address(count_max + 2), now + CHANGE_INTERVAL),
+            table.record(80, client_address(max_count + 2), now + CHANGE_INTERVAL),
             "evictions change them at most once per interval"
         );
         let ports = u16::try_from(MAX_PORTS).unwrap();
@@ -149,7 +151,7 @@ mod tests {
             table.record(port, client_address(1), now);
         }
         assert_eq!(table.conditions(now).len(), MAX_PORTS);
-        assert!(table.record(99, client_address(1), now + REPORTED_FOR));
-        assert_eq!(table.conditions(now + REPORTED_FOR).len(), 1);
+        assert!(table.record(99, client_address(1), now + REPORT_DURATION));
+        assert_eq!(table.conditions(now + REPORT_DURATION).len(), 1);
     }
 }

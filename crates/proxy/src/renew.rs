@@ -1,4 +1,5 @@
-//! Certificate renewal: a new key at half-life, replaced without dropping a connection.
+//! Renewal of the workload certificate: at half of its lifetime the proxy requests a certificate for a new key.
+//! Open connections continue.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ pub(crate) fn accept_issued(
     Ok(replace_credential(control_client, credential))
 }
 
-/// Makes a certificate current.
+/// Makes a credential current, and exposes the times of its certificate as metrics.
 pub(crate) fn replace_credential(
     control_client: &ControlClient,
     credential: Credential,
@@ -51,7 +52,8 @@ pub(crate) fn replace_credential(
     control_client.config_store.replace_credential(credential)
 }
 
-/// Renews at half-life, and soon after a failure, until the proxy ends.
+/// Renews the certificate at half of its lifetime or when the CA changes, and retries soon after a failure.
+/// Returns when the proxy ends.
 pub(crate) async fn run_renewal(
     control_client: Rc<ControlClient>,
     requests: mpsc::Sender<ProxyRequest>,
@@ -77,14 +79,14 @@ pub(crate) async fn run_renewal(
         // A response after the expiry would be too late.
         let remaining =
             credential.not_after().duration_since(SystemTime::now()).unwrap_or_default();
-        let max_wait = remaining.clamp(MIN_RETRY, MAX_RESPONSE_WAIT);
+        let max_wait = remaining.clamp(MIN_RETRY_PAUSE, MAX_RESPONSE_WAIT);
         let result = renew_certificate(&control_client, &requests, max_wait).await;
-        let count = if result.is_ok() {
+        let counter = if result.is_ok() {
             Count::CertificateRenewed
         } else {
             Count::CertificateRenewalFailed
         };
-        control_client.shard.add(count, 1);
+        control_client.shard.add(counter, 1);
         if result.is_ok() {
             // A control plane that issues another CA generation than the configured one is not queried
             // repeatedly.
@@ -94,13 +96,13 @@ pub(crate) async fn run_renewal(
             if credential.is_expired(SystemTime::now()) {
                 handle_expiry(&control_client);
                 // No control plane accepts an expired certificate for a renewal.
-                tokio::time::sleep(MAX_RETRY).await;
+                tokio::time::sleep(MAX_RETRY_PAUSE).await;
                 continue;
             }
             tracing::warn!(%reason, "certificate not renewed; retrying");
             let remaining =
                 credential.not_after().duration_since(SystemTime::now()).unwrap_or_default();
-            tokio::time::sleep((remaining / 20).clamp(MIN_RETRY, MAX_RETRY)).await;
+            tokio::time::sleep((remaining / 20).clamp(MIN_RETRY_PAUSE, MAX_RETRY_PAUSE)).await;
         }
     }
 }
@@ -158,6 +160,7 @@ async fn wait_until_due(
     }
 }
 
+/// Requests a certificate for a new key over the stream, and makes it current.
 async fn renew_certificate(
     control_client: &ControlClient,
     requests: &mpsc::Sender<ProxyRequest>,
@@ -199,6 +202,6 @@ const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// The maximum time over which renewals spread when the CA changes.
 const MAX_REISSUE_SPREAD: Duration = Duration::from_secs(10);
 /// The minimum pause between attempts, for certificates with a very short lifetime.
-const MIN_RETRY: Duration = Duration::from_millis(200);
+const MIN_RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// The maximum pause between attempts, for certificates with a very long lifetime.
-const MAX_RETRY: Duration = Duration::from_secs(60);
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(60);

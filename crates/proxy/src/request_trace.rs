@@ -1,4 +1,5 @@
-//! Request trace of one request: collected by the data thread, exported by the control thread.
+//! Data of one request for the access log, tracing and taps: collected by the data thread, exported by the
+//! control thread.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -6,7 +7,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use leno_model::{PropagationFormat, Reason, TappedRequest};
-use leno_telemetry::access_log::without_user;
+use leno_telemetry::access_log::strip_user_info;
 use leno_telemetry::trace::{PropagationFormats, TraceHeaders, TraceSpan};
 use leno_telemetry::{Count, RequestLabels, RequestRecord};
 use leno_traffic::PolicyDecision;
@@ -26,7 +27,7 @@ pub(crate) struct RequestTrace<'a> {
     pub(crate) span: Option<TraceSpan>,
     /// The address of the endpoint or application that was tried last.
     pub(crate) upstream: Option<SocketAddr>,
-    /// The policy that allowed it, or would have allowed only others.
+    /// The policy that decided the request. In dry-run mode, it may be a policy that allows only other clients.
     pub(crate) policy: Option<PolicyDecision>,
 }
 
@@ -47,12 +48,12 @@ pub(crate) struct TraceEntry {
     pub(crate) downstream: SocketAddr,
     pub(crate) upstream: Option<SocketAddr>,
     pub(crate) policy: Option<PolicyDecision>,
-    /// The reason for which it would have been denied.
+    /// The reason for which the request would have been denied if policies were enforced.
     pub(crate) dry_run_reason: Option<Reason>,
     pub(crate) span: Option<TraceSpan>,
 }
 
-/// The end of a request.
+/// The result of a request that has ended, and its labels.
 pub(crate) struct RequestEnd<'a> {
     pub(crate) labels: &'a RequestLabels,
     pub(crate) outcome: RequestRecord,
@@ -62,14 +63,15 @@ pub(crate) struct RequestEnd<'a> {
     pub(crate) downstream: SocketAddr,
 }
 
-/// The bounded queues of one data thread for entries; it never waits for any of them.
+/// The senders of the bounded queues for request traces. Data threads never wait for room: if a queue is full,
+/// its entry is dropped and counted.
 #[derive(Debug, Clone)]
 pub(crate) struct TraceQueues {
-    /// The access log.
+    /// The queue of the access log.
     pub(crate) log: mpsc::Sender<Arc<TraceEntry>>,
-    /// The span exporter.
+    /// The queue of the span exporter.
     pub(crate) spans: mpsc::Sender<Arc<TraceEntry>>,
-    /// The tap queue.
+    /// The queue of requests that match a tap.
     pub(crate) taps: mpsc::Sender<MatchedRequest>,
 }
 
@@ -83,9 +85,9 @@ pub(crate) struct TraceReceivers {
 impl TraceQueues {
     /// Creates the queues of all data threads.
     pub(crate) fn new() -> (Self, TraceReceivers) {
-        let (log, log_receiver) = mpsc::channel(MAX_LINES);
-        let (spans, spans_receiver) = mpsc::channel(MAX_SPANS);
-        let (taps, taps_receiver) = mpsc::channel(MAX_TAPPED);
+        let (log, log_receiver) = mpsc::channel(MAX_QUEUED_LOG_LINES);
+        let (spans, spans_receiver) = mpsc::channel(MAX_QUEUED_SPANS);
+        let (taps, taps_receiver) = mpsc::channel(MAX_QUEUED_TAPPED_REQUESTS);
         (
             Self { log, spans, taps },
             TraceReceivers { log: log_receiver, spans: spans_receiver, taps: taps_receiver },
@@ -138,26 +140,26 @@ impl<'a> RequestTrace<'a> {
 
     /// Queues the entry for the access log, the span exporter and taps, and copies data only if one of them
     /// needs it.
-    pub(crate) fn publish(&self, worker: &Worker, ended: &RequestEnd<'_>) {
-        let thread = &self.observability;
-        let config = &thread.settings;
-        let is_failure = ended.outcome.is_failure();
+    pub(crate) fn publish(&self, worker: &Worker, request_end: &RequestEnd<'_>) {
+        let observability = &self.observability;
+        let config = &observability.settings;
+        let is_failure = request_end.outcome.is_failure();
         let is_logged = config.access_log().is_some_and(|log| {
             (is_failure && log.errors) || log.sampling.is_sampled(worker.random_number())
         });
         let traces_errors = config.tracing_settings().is_some_and(|tracing| tracing.errors);
         let is_traced =
             self.span.is_some_and(|span| span.is_sampled || (is_failure && traces_errors));
-        let matching = match config.taps() {
+        let matching_taps = match config.taps() {
             [] => TapSet::default(),
-            _ => self.matching_taps(thread, ended),
+            _ => self.matching_taps(observability, request_end),
         };
-        if !is_logged && !is_traced && matching == TapSet::default() {
+        if !is_logged && !is_traced && matching_taps == TapSet::default() {
             return;
         }
         let TraceQueues { log, spans, taps } = &worker.trace_queues;
-        let trace_entry = Arc::new(self.to_entry(ended));
-        thread.queue_entry(matching, &trace_entry, taps);
+        let trace_entry = Arc::new(self.to_entry(request_end));
+        observability.queue_entry(matching_taps, &trace_entry, taps);
         if is_logged && log.try_send(trace_entry.clone()).is_err() {
             worker.shard.add(Count::AccessLogLinesDropped, 1);
         }
@@ -167,55 +169,60 @@ impl<'a> RequestTrace<'a> {
     }
 
     /// Returns the taps that match and have not reached their rate limit.
-    fn matching_taps(&self, thread: &ThreadObservability, ended: &RequestEnd<'_>) -> TapSet {
+    fn matching_taps(
+        &self,
+        observability: &ThreadObservability,
+        request_end: &RequestEnd<'_>,
+    ) -> TapSet {
         // Most requests are for another service: they need no parsing here.
-        if !thread.settings.taps().iter().any(|tap| tap.is_for(&ended.labels.service)) {
+        if !observability.settings.taps().iter().any(|tap| tap.is_for(&request_end.labels.service))
+        {
             return TapSet::default();
         }
-        let is_inbound = ended.labels.direction == "inbound";
+        let is_inbound = request_end.labels.direction == "inbound";
         let request_target =
             self.request.and_then(|request| request.parse_target_any_scheme().ok());
-        thread.select_taps(&TappedRequest {
+        observability.select_taps(&TappedRequest {
             is_inbound,
-            service: &ended.labels.service,
-            from: if is_inbound { &ended.labels.peer } else { &thread.caller },
+            service: &request_end.labels.service,
+            from: if is_inbound { &request_end.labels.peer } else { &observability.caller },
             path: request_target.as_ref().map_or("", |request_target| request_target.path),
             method: self.request.map_or("", Request::method),
-            status: ended.outcome.status,
+            status: request_end.outcome.status,
         })
     }
 
-    fn to_entry(&self, ended: &RequestEnd<'_>) -> TraceEntry {
+    fn to_entry(&self, request_end: &RequestEnd<'_>) -> TraceEntry {
         let request = self.request;
         let header = |name: &str| {
             let value = request.and_then(|request| request.head.find(&request.bytes, name).next());
             String::from_utf8_lossy(truncate_text(value.unwrap_or_default())).into_owned()
         };
         let request_target = request.and_then(|request| request.parse_target_any_scheme().ok());
-        let text = |text: Option<&str>| {
+        let truncated = |text: Option<&str>| {
             String::from_utf8_lossy(truncate_text(text.unwrap_or_default().as_bytes())).into_owned()
         };
         TraceEntry {
             ended: SystemTime::now(),
-            labels: ended.labels.clone(),
-            outcome: ended.outcome,
-            retries: u8::try_from(ended.retries).unwrap_or(u8::MAX),
-            hedge: ended.hedge,
-            method: text(request.map(Request::method)),
-            path: text(request_target.as_ref().map(|request_target| request_target.path)),
+            labels: request_end.labels.clone(),
+            outcome: request_end.outcome,
+            retries: u8::try_from(request_end.retries).unwrap_or(u8::MAX),
+            hedge: request_end.hedge,
+            method: truncated(request.map(Request::method)),
+            path: truncated(request_target.as_ref().map(|request_target| request_target.path)),
             // User information is removed before the cut, which could remove the `@` after a password.
-            authority: text(
+            authority: truncated(
                 request_target
                     .as_ref()
-                    .map(|request_target| without_user(request_target.authority)),
+                    .map(|request_target| strip_user_info(request_target.authority)),
             ),
             user_agent: header("user-agent"),
             request_id: header("x-request-id"),
             forwarded_for: header("x-forwarded-for"),
-            downstream: ended.downstream,
+            downstream: request_end.downstream,
             upstream: self.upstream,
             policy: self.policy.clone(),
-            dry_run_reason: ended.dry_run_reason,
+            dry_run_reason: request_end.dry_run_reason,
             span: self.span,
         }
     }
@@ -229,11 +236,11 @@ impl TraceEntry {
 }
 
 fn propagation_formats(format: PropagationFormat) -> PropagationFormats {
-    let none = PropagationFormats::default();
+    let no_formats = PropagationFormats::default();
     match format {
-        PropagationFormat::W3c => PropagationFormats { w3c: true, ..none },
-        PropagationFormat::B3 => PropagationFormats { b3: true, ..none },
-        PropagationFormat::B3Multi => PropagationFormats { b3_multi: true, ..none },
+        PropagationFormat::W3c => PropagationFormats { w3c: true, ..no_formats },
+        PropagationFormat::B3 => PropagationFormats { b3: true, ..no_formats },
+        PropagationFormat::B3Multi => PropagationFormats { b3_multi: true, ..no_formats },
     }
 }
 
@@ -243,8 +250,8 @@ fn truncate_text(text: &[u8]) -> &[u8] {
 }
 
 /// The maximum number of queued access log entries.
-pub(crate) const MAX_LINES: usize = 4096;
+pub(crate) const MAX_QUEUED_LOG_LINES: usize = 4096;
 /// The maximum number of queued requests for taps.
-pub(crate) const MAX_TAPPED: usize = 1024;
+pub(crate) const MAX_QUEUED_TAPPED_REQUESTS: usize = 1024;
 /// The maximum number of queued spans for the exporter.
-pub(crate) const MAX_SPANS: usize = 2048;
+pub(crate) const MAX_QUEUED_SPANS: usize = 2048;

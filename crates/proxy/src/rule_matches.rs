@@ -66,18 +66,18 @@ pub(crate) fn count_retry(shard: &MetricsShard, policy: &PolicyName, slot: &Matc
     });
 }
 
-fn route_labels(kind: &'static str, route: &RouteName, number: usize) -> RuleLabels {
+fn route_labels(kind: &'static str, route: &RouteName, rule_index: usize) -> RuleLabels {
     RuleLabels {
         kind,
         namespace: route.namespace.to_string(),
         name: route.name.to_string(),
-        rule: number.to_string(),
+        rule: rule_index.to_string(),
     }
 }
 
 fn count_match(shard: &MetricsShard, slot: &MatchSlot, labels: impl FnOnce() -> RuleLabels) {
-    let number = slot.index_or_find(|| shard.rule_number(&labels()).get());
-    if let Some(rule) = RuleNumber::new(number) {
+    let rule_number = slot.index_or_find(|| shard.rule_number(&labels()).get());
+    if let Some(rule) = RuleNumber::new(rule_number) {
         shard.count_match(rule);
     }
 }

@@ -29,7 +29,7 @@ pub(crate) enum ListenerKind {
     /// From the application, to this address: a service, a workload, or a destination outside the mesh.
     Address(SocketAddr),
     /// From the application, to one workload by its own address.
-    Pinned { at: SocketAddr, id: EndpointId },
+    Pinned { address: SocketAddr, id: EndpointId },
     /// From an external client, to a port of the gateway.
     Gateway { port: u16 },
 }
@@ -62,7 +62,7 @@ pub(crate) struct Session {
     /// The gateway connection of an external client.
     pub(crate) gateway_connection: Option<Box<GatewayConnection>>,
     /// The external server of the last request.
-    pub(crate) outside: RefCell<Option<Rc<Application>>>,
+    pub(crate) external_server: RefCell<Option<Rc<Application>>>,
     /// True if one client uses this connection alone: its requests come one after another over HTTP/1.1.
     pub(crate) is_exclusive: Cell<bool>,
     /// True if another sidecar opened the connection for the requests of one client.
@@ -72,10 +72,10 @@ pub(crate) struct Session {
     /// Connections that serve this client alone, since their servers authenticate them.
     pub(crate) pinned: PinnedConnections,
     /// A cache of the series of its exchanges.
-    series: RefCell<Vec<Rc<ExchangeSeries>>>,
+    cached_series: RefCell<Vec<Rc<ExchangeSeries>>>,
     /// The allow decision by the access rules of one configuration; evaluated again when they change.
-    permit: RefCell<Option<ConnectionPermit>>,
-    /// The logged denials that were not enforced.
+    cached_permit: RefCell<Option<ConnectionPermit>>,
+    /// The reasons of logged denials that were not enforced.
     logged_denials: RefCell<Vec<Reason>>,
 }
 
@@ -97,12 +97,12 @@ impl Session {
             | ListenerKind::Gateway { .. }
             | ListenerKind::Pinned { .. } => None,
         };
-        let (series, permit) = (RefCell::default(), RefCell::default());
+        let (cached_series, cached_permit) = (RefCell::default(), RefCell::default());
         let logged_denials = RefCell::default();
         let (expires, gateway_connection, transport) = (None, None, SessionTransport::Plaintext);
-        let outside = RefCell::default();
+        let external_server = RefCell::default();
         Self {
-            outside,
+            external_server,
             worker,
             listener_kind,
             identity,
@@ -116,8 +116,8 @@ impl Session {
             is_dedicated: false,
             is_outdated: Cell::new(false),
             pinned: PinnedConnections::default(),
-            series,
-            permit,
+            cached_series,
+            cached_permit,
             logged_denials,
         }
     }
@@ -144,16 +144,17 @@ impl Session {
         Self { expires, transport, detected_http2: http2, ..session }
     }
 
-    /// Returns the idle timeout before the next request.
+    /// Returns the idle timeout before the next request; it ends no later than the peer's certificate expires.
     pub(crate) fn max_wait(&self) -> Duration {
         let limits = &self.worker.config.limits;
-        let idle = if self.gateway_connection.is_some() {
+        let idle_timeout = if self.gateway_connection.is_some() {
             limits.idle_external_client
         } else {
             limits.idle_connection
         };
-        self.expires
-            .map_or(idle, |expiry| idle.min(expiry.saturating_duration_since(Instant::now())))
+        self.expires.map_or(idle_timeout, |expiry| {
+            idle_timeout.min(expiry.saturating_duration_since(Instant::now()))
+        })
     }
 
     /// Resolves when this idle connection is evicted for another one. Only external clients are evicted, at a
@@ -205,8 +206,8 @@ impl Session {
         if self.expires.is_some_and(|expires| expires + EXPIRY_GRACE <= started) {
             return Err(Denial::without_policy(Reason::ExpiredPeer));
         }
-        let mut cached = self.permit.borrow_mut();
-        if let Some(permit) = cached.as_ref().filter(|permit| access.is_current(permit)) {
+        let mut cached_permit = self.cached_permit.borrow_mut();
+        if let Some(permit) = cached_permit.as_ref().filter(|permit| access.is_current(permit)) {
             return Ok(permit.clone());
         }
         let permit = access.authorize_connection_from(
@@ -214,7 +215,7 @@ impl Session {
             self.inbound_port(),
             Some(self.origin()),
         )?;
-        *cached = Some(permit.clone());
+        *cached_permit = Some(permit.clone());
         Ok(permit)
     }
 
@@ -241,15 +242,15 @@ impl Session {
     /// Returns the series of `subject`, from the cache if possible.
     #[inline]
     pub(crate) fn series_for(&self, subject: &MetricsSubject) -> Rc<ExchangeSeries> {
-        let mut cached = self.series.borrow_mut();
-        if let Some(series) = cached.iter().find(|series| series.subject == *subject) {
+        let mut cached_series = self.cached_series.borrow_mut();
+        if let Some(series) = cached_series.iter().find(|series| series.subject == *subject) {
             return series.clone();
         }
         let series = Rc::new(self.new_series(subject));
-        if cached.len() >= MAX_SERIES {
-            cached.clear();
+        if cached_series.len() >= MAX_CACHED_SERIES {
+            cached_series.clear();
         }
-        cached.push(series.clone());
+        cached_series.push(series.clone());
         series
     }
 
@@ -276,5 +277,5 @@ impl Session {
 
 /// The time after the expiry of its certificate for which a peer may still send requests in flight.
 const EXPIRY_GRACE: Duration = Duration::from_secs(20);
-/// Series cached by one session: more than a route usually has backends.
-const MAX_SERIES: usize = 8;
+/// The maximum number of series cached by one session: more than a route usually has backends.
+const MAX_CACHED_SERIES: usize = 8;

@@ -1,8 +1,8 @@
-//! Silent clients at ports with policies that decide by request.
+//! Clients that send no first bytes, at ports without a declared protocol.
 //!
-//! The protocol of a silent client is unknown: the server may send first. If a policy has to see requests,
-//! opaque bytes are rejected, so no such client waits for its server; it may be a health check or a
-//! preconnected client.
+//! Usually such a client waits for a server that sends first, so its connection is opaque. At ports with
+//! policies that depend on requests, opaque bytes are rejected: there a silent client may only be a health
+//! check, or have connected before its first request.
 
 use std::time::Duration;
 
@@ -12,12 +12,13 @@ use tokio::time::timeout;
 
 use crate::connection::{ConnectionProtocol, detect_protocol};
 use crate::drain::{Phase, last_call};
-use crate::first_bytes::await_first;
+use crate::first_bytes::read_first_bytes;
 use crate::io::Io;
 use crate::worker::Worker;
 
 /// Determines the protocol of a client. A silent client is opaque, unless a policy needs to see requests: then
-/// its first bytes are awaited like those of a request. `None`: the connection ends without any.
+/// its first bytes are awaited like those of a request. Returns `None` if the connection ends without any
+/// bytes.
 pub(crate) async fn detect_client_protocol(
     worker: &Worker,
     declared: Protocol,
@@ -50,10 +51,10 @@ pub(crate) async fn wait_for_bytes(
     let mut phase = worker.phase.clone();
     tokio::select! {
         biased;
-        has_bytes = timeout(max_wait, await_first(io, early)) => return has_bytes.unwrap_or(false),
+        has_bytes = timeout(max_wait, read_first_bytes(io, early)) => return has_bytes.unwrap_or(false),
         _ = phase.wait_for(|phase| *phase == Phase::Draining) => {}
     }
     // The first request may be in flight.
     let last_call = last_call(&worker.config.limits).min(max_wait);
-    timeout(last_call, await_first(io, early)).await.unwrap_or(false)
+    timeout(last_call, read_first_bytes(io, early)).await.unwrap_or(false)
 }

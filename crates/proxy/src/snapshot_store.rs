@@ -1,5 +1,5 @@
-//! Snapshot store: writes the latest applied snapshot to disk, without blocking the thread that applies
-//! snapshots.
+//! Storage of the latest applied snapshot in the state directory, for the next start of the proxy. Another
+//! thread writes it, so that the control thread does not wait for the disk.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -9,18 +9,19 @@ use tokio::sync::Notify;
 
 use crate::state::StateDir;
 
-/// Writes the latest applied snapshot to disk.
+/// The latest applied snapshot, and its state on disk.
 #[derive(Default)]
 pub(crate) struct SnapshotStore {
-    /// The snapshot to write next. One that a newer snapshot replaces before it is written is not needed.
+    /// The snapshot to write next. A newer one replaces it if it is not written yet.
     latest: RefCell<Option<ConfigUpdate>>,
-    /// The snapshot on disk, in case its file is removed.
+    /// The snapshot written last, to write it again if its file is removed.
     stored: RefCell<Option<ConfigUpdate>>,
     /// Notified when a snapshot is queued, or when the store ends.
     has_work: Notify,
+    /// True once the proxy ends.
     is_ending: Cell<bool>,
     /// Notified when the store ends, to shorten the pause after a write.
-    finished: Notify,
+    ending: Notify,
 }
 
 impl SnapshotStore {
@@ -39,7 +40,7 @@ impl SnapshotStore {
     pub(crate) fn finish(&self) {
         self.is_ending.set(true);
         self.has_work.notify_one();
-        self.finished.notify_one();
+        self.ending.notify_one();
     }
 
     /// Writes snapshots, the first at once and then at most one per `MIN_WRITE_INTERVAL`, until
@@ -47,12 +48,12 @@ impl SnapshotStore {
     /// runs after each attempt, with the problem if there is one.
     pub(crate) async fn run(&self, state: StateDir, report_attempt: impl Fn(Option<String>)) {
         loop {
-            report_attempt(state.write_problem());
-            let Some(update) = self.latest.take() else {
+            report_attempt(state.last_write_error());
+            let Some(next_snapshot) = self.latest.take() else {
                 if self.is_ending.get() {
                     return;
                 }
-                let has_failed = state.write_problem().is_some();
+                let has_failed = state.last_write_error().is_some();
                 tokio::select! {
                     () = self.has_work.notified() => {}
                     () = state.wait_for_failure(), if !has_failed => {}
@@ -62,18 +63,18 @@ impl SnapshotStore {
                 }
                 continue;
             };
-            self.stored.replace(Some(update.clone()));
+            self.stored.replace(Some(next_snapshot.clone()));
             let state = state.clone();
-            let write = tokio::task::spawn_blocking(move || {
-                state.store_config(&update.to_bytes());
+            let write_task = tokio::task::spawn_blocking(move || {
+                state.store_config(&next_snapshot.to_bytes());
             });
-            if write.await.is_err() {
+            if write_task.await.is_err() {
                 tracing::error!("writing the configuration to disk panicked");
             }
             if !self.is_ending.get() {
                 tokio::select! {
                     () = tokio::time::sleep(MIN_WRITE_INTERVAL) => {}
-                    () = self.finished.notified() => {}
+                    () = self.ending.notified() => {}
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Splice of two plaintext connections: bytes in both directions, each with its own end.
+//! Copying of bytes between two connections. Each direction ends on its own (half-close).
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -15,7 +15,8 @@ use crate::record::ExchangeRecord;
 use crate::tcp::RequestDetector;
 
 /// Copies bytes between a client and a server until both have half-closed, or until both directions are idle
-/// for `max_wait`. With an `detector` the client's first line is checked.
+/// for `max_wait`. `detector`: checks whether the client's
+/// first bytes are a request.
 pub(crate) async fn copy_bytes(
     client: (MessageReader, MessageWriter),
     server: (MessageReader, MessageWriter),

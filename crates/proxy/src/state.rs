@@ -23,12 +23,13 @@ use crate::virtual_addresses::VirtualAddresses;
 #[derive(Debug, Clone)]
 pub(crate) struct StateDir {
     path: PathBuf,
-    lock: Arc<Mutex<DirectoryLock>>,
-    /// The small files that were written, in case they are removed.
-    written: Arc<Mutex<BTreeMap<String, Vec<u8>>>>,
+    directory_lock: Arc<Mutex<DirectoryLock>>,
+    /// The content of the small files that were written, to restore a file that is removed.
+    written_files: Arc<Mutex<BTreeMap<String, Vec<u8>>>>,
     /// The files that could not be written, with the last error.
-    unwritten: Arc<Mutex<UnwrittenFiles>>,
-    failed: Arc<Notify>,
+    unwritten_files: Arc<Mutex<UnwrittenFiles>>,
+    /// Notified when a write fails.
+    write_failed: Arc<Notify>,
 }
 
 /// The lock of the directory.
@@ -36,17 +37,19 @@ pub(crate) struct StateDir {
 enum DirectoryLock {
     /// Held while the proxy serves.
     Held(File),
-    /// The disk cannot even store an empty file.
+    /// The lock file could not be created, because the disk is full, for example.
     Absent,
-    /// A successor may use the directory.
+    /// Released: another process may use the directory.
     Released,
 }
 
-/// Content that could not be written, by file: the latest of each.
+/// The files that could not be written.
 #[derive(Debug, Default)]
 struct UnwrittenFiles {
+    /// The latest content of each file, by name.
     files: BTreeMap<String, Vec<u8>>,
-    problem: Option<String>,
+    /// The error of the last failed write.
+    last_error: Option<String>,
 }
 
 impl StateDir {
@@ -69,16 +72,24 @@ impl StateDir {
             tracing::warn!(%error, "cannot remove temporary files of the previous run from the state \
                 directory");
         }
-        let lock = Arc::new(Mutex::new(lock));
-        let (written, unwritten, failed) = (Arc::default(), Arc::default(), Arc::default());
-        Ok(Self { path: path.to_owned(), lock, written, unwritten, failed })
+        let directory_lock = Arc::new(Mutex::new(lock));
+        let (written_files, unwritten_files, write_failed) =
+            (Arc::default(), Arc::default(), Arc::default());
+        Ok(Self {
+            path: path.to_owned(),
+            directory_lock,
+            written_files,
+            unwritten_files,
+            write_failed,
+        })
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Releases the directory to a successor while this proxy only finishes requests in progress.
+    /// Releases the directory to the next process of this workload; this one only completes requests in
+    /// progress.
     pub(crate) fn release(&self) {
         let lock = std::mem::replace(&mut *self.lock(), DirectoryLock::Released);
         if let DirectoryLock::Held(file) = lock
@@ -98,7 +109,7 @@ impl StateDir {
             DirectoryLock::Absent => true,
             DirectoryLock::Released => return false,
         };
-        let written = lock_mutex(&self.written);
+        let written = lock_mutex(&self.written_files);
         let is_missing = |name: &str| is_absent(&self.path.join(name));
         lock_is_gone
             || written.keys().any(|name| is_missing(name))
@@ -115,7 +126,7 @@ impl StateDir {
             return;
         }
         self.unwritten_files().record_written(LOCK_FILE);
-        let files = lock_mutex(&self.written).clone();
+        let files = lock_mutex(&self.written_files).clone();
         let files = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
         for (name, bytes) in files.chain(config.map(|bytes| (CONFIG_FILE, bytes))) {
             if is_absent(&self.path.join(name)) {
@@ -142,7 +153,7 @@ impl StateDir {
     }
 
     fn lock(&self) -> MutexGuard<'_, DirectoryLock> {
-        lock_mutex(&self.lock)
+        lock_mutex(&self.directory_lock)
     }
 
     /// Returns the certificate of `workload`, if there is a valid one.
@@ -179,8 +190,8 @@ impl StateDir {
 
     /// Returns the previous address of a listener, so that peers find it at the address they know.
     pub(crate) fn listener_address(&self, listener: &str) -> Option<SocketAddr> {
-        let text = String::from_utf8(self.read(&address_file(listener))?).ok()?;
-        text.trim().parse().ok()
+        let address = String::from_utf8(self.read(&address_file(listener))?).ok()?;
+        address.trim().parse().ok()
     }
 
     pub(crate) fn store_address(&self, listener: &str, address: SocketAddr) {
@@ -189,8 +200,8 @@ impl StateDir {
 
     /// Returns the stored virtual addresses of services.
     pub(crate) fn stored_names(&self) -> VirtualAddresses {
-        let text = self.read(NAMES_FILE).unwrap_or_default();
-        VirtualAddresses::from_text(&String::from_utf8_lossy(&text))
+        let names = self.read(NAMES_FILE).unwrap_or_default();
+        VirtualAddresses::from_text(&String::from_utf8_lossy(&names))
     }
 
     pub(crate) fn store_names(&self, names: &str) {
@@ -198,7 +209,7 @@ impl StateDir {
     }
 
     fn store_small_file(&self, name: &str, bytes: &[u8]) {
-        lock_mutex(&self.written).insert(name.to_owned(), bytes.to_vec());
+        lock_mutex(&self.written_files).insert(name.to_owned(), bytes.to_vec());
         self.write_file(name, bytes);
     }
 
@@ -215,14 +226,14 @@ impl StateDir {
     /// Writes a file atomically. On a full disk the proxy continues; only the state for a restart is lost.
     fn write_file(&self, name: &str, bytes: &[u8]) {
         // The snapshot of a gateway contains private keys.
-        let checked = check_private_directory(&self.path);
-        match checked.and_then(|()| replace_private(&self.path.join(name), bytes)) {
+        let check_result = check_private_directory(&self.path);
+        match check_result.and_then(|()| replace_private(&self.path.join(name), bytes)) {
             Ok(()) => self.unwritten_files().record_written(name),
             Err(error) => {
                 if self.unwritten_files().record_failed(name, bytes, &error) {
                     tracing::warn!(name, %error, "cannot write the state directory");
                 }
-                self.failed.notify_one();
+                self.write_failed.notify_one();
             }
         }
     }
@@ -233,7 +244,7 @@ impl StateDir {
             Ok(()) => self.unwritten_files().record_written(CERTIFICATE),
             Err(error) => {
                 self.unwritten_files().record_failed(CERTIFICATE, b"", error);
-                self.failed.notify_one();
+                self.write_failed.notify_one();
             }
         }
     }
@@ -248,8 +259,8 @@ impl StateDir {
     }
 
     /// Returns the error of the last failed write while any file is unwritten.
-    pub(crate) fn write_problem(&self) -> Option<String> {
-        self.unwritten_files().problem.clone()
+    pub(crate) fn last_write_error(&self) -> Option<String> {
+        self.unwritten_files().last_error.clone()
     }
 
     /// True while the current certificate is not on disk.
@@ -262,11 +273,11 @@ impl StateDir {
 
     /// Resolves after a write has failed.
     pub(crate) async fn wait_for_failure(&self) {
-        self.failed.notified().await;
+        self.write_failed.notified().await;
     }
 
     fn unwritten_files(&self) -> MutexGuard<'_, UnwrittenFiles> {
-        lock_mutex(&self.unwritten)
+        lock_mutex(&self.unwritten_files)
     }
 }
 
@@ -295,13 +306,13 @@ impl UnwrittenFiles {
     fn record_written(&mut self, name: &str) {
         self.files.remove(name);
         if self.files.is_empty() {
-            self.problem = None;
+            self.last_error = None;
         }
     }
 
     /// Records a failed write. Returns true for the first failure of a file.
     fn record_failed(&mut self, name: &str, bytes: &[u8], error: &dyn std::fmt::Display) -> bool {
-        self.problem = Some(format!("{name}: {error}"));
+        self.last_error = Some(format!("{name}: {error}"));
         self.files.insert(name.to_owned(), bytes.to_vec()).is_none()
     }
 }
@@ -328,11 +339,11 @@ mod tests {
     fn a_directory_belongs_to_one_proxy_until_it_is_released() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("state");
-        let first = StateDir::open(&path).unwrap();
+        let first_proxy = StateDir::open(&path).unwrap();
         let error = StateDir::open(&path).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
         assert!(error.to_string().contains("another proxy"), "{error}");
-        first.release();
+        first_proxy.release();
         StateDir::open(&path).unwrap();
     }
 
@@ -345,13 +356,13 @@ mod tests {
         std::fs::create_dir_all(path.join(CONFIG_FILE).join("in the way")).unwrap();
         state.store_config(b"one");
         state.store_config(b"two");
-        let problem = state.write_problem().unwrap();
+        let problem = state.last_write_error().unwrap();
         assert!(problem.starts_with(CONFIG_FILE), "{problem}");
         state.retry_writes();
-        assert!(state.write_problem().is_some());
+        assert!(state.last_write_error().is_some());
         std::fs::remove_dir_all(path.join(CONFIG_FILE)).unwrap();
         state.retry_writes();
-        assert_eq!(state.write_problem(), None);
+        assert_eq!(state.last_write_error(), None);
         assert_eq!(std::fs::read(path.join(CONFIG_FILE)).unwrap(), b"two");
     }
 
@@ -360,7 +371,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("of/web-1");
         let state = StateDir::open(&path).unwrap();
-        state.store_config(b"world");
+        state.store_config(b"snapshot");
         state.store_address("admin", "127.0.0.1:7".parse().unwrap());
         state.store_names("names");
         assert!(!state.is_damaged(true));
@@ -370,12 +381,12 @@ mod tests {
                 false => std::fs::remove_file(&removed).unwrap(),
             }
             assert!(state.is_damaged(true), "{removed:?}");
-            state.restore_files(Some(b"world"));
-            assert!(!state.is_damaged(true) && state.write_problem().is_none(), "{removed:?}");
+            state.restore_files(Some(b"snapshot"));
+            assert!(!state.is_damaged(true) && state.last_write_error().is_none(), "{removed:?}");
             let content = |name: &str| std::fs::read_to_string(path.join(name)).unwrap();
             assert_eq!(
                 (content(CONFIG_FILE).as_str(), content(NAMES_FILE).as_str()),
-                ("world", "names")
+                ("snapshot", "names")
             );
             assert_eq!(state.listener_address("admin"), Some("127.0.0.1:7".parse().unwrap()));
             assert!(StateDir::open(&path).is_err(), "the lock is held again");
@@ -387,29 +398,29 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
         assert!(state.is_damaged(true));
-        state.restore_files(Some(b"world"));
-        state.store_config(b"world");
+        state.restore_files(Some(b"snapshot"));
+        state.store_config(b"snapshot");
         assert!(
-            state.write_problem().unwrap().contains("other users can write"),
+            state.last_write_error().unwrap().contains("other users can write"),
             "{:?}",
-            state.write_problem()
+            state.last_write_error()
         );
         assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
-        state.restore_files(Some(b"world"));
-        assert_eq!(state.write_problem(), None);
+        state.restore_files(Some(b"snapshot"));
+        assert_eq!(state.last_write_error(), None);
         std::fs::remove_dir_all(&path).unwrap();
         let other_proxy = StateDir::open(&path).unwrap();
-        state.restore_files(Some(b"world"));
+        state.restore_files(Some(b"snapshot"));
         assert!(
-            state.write_problem().unwrap().contains("another proxy"),
+            state.last_write_error().unwrap().contains("another proxy"),
             "{:?}",
-            state.write_problem()
+            state.last_write_error()
         );
         assert!(is_absent(&path.join(CONFIG_FILE)));
         drop(other_proxy);
-        state.restore_files(Some(b"world"));
-        assert_eq!(state.write_problem(), None);
+        state.restore_files(Some(b"snapshot"));
+        assert_eq!(state.last_write_error(), None);
         state.release();
         std::fs::remove_dir_all(&path).unwrap();
         assert!(!state.is_damaged(true));
@@ -435,9 +446,9 @@ mod tests {
             done.send((reader.listener_address("admin"), has_credential))
         });
         let outcome = result.recv_timeout(std::time::Duration::from_secs(20));
-        assert_eq!(outcome.expect("the reads wait for nothing"), (None, false));
-        state.store_config(b"world");
-        assert_eq!(std::fs::read(path.join(CONFIG_FILE)).unwrap(), b"world");
+        assert_eq!(outcome.expect("reading a named pipe blocks"), (None, false));
+        state.store_config(b"snapshot");
+        assert_eq!(std::fs::read(path.join(CONFIG_FILE)).unwrap(), b"snapshot");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Bounded table of subscriptions with eviction of the least recently used entry.
+//! Subscriptions of a proxy to resources of the control plane, and the order in which a full table evicts them.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use leno_telemetry::Count;
 /// The subscribed keys, in the order of their subscription.
 #[derive(Debug)]
 pub(crate) struct Subscriptions<K> {
-    /// The number of each subscription.
+    /// The number of each subscription, in the order of their insertion.
     numbers: BTreeMap<K, u64>,
     next_number: u64,
 }
@@ -15,9 +15,9 @@ pub(crate) struct Subscriptions<K> {
 /// The eviction priority of an entry: smaller ones are evicted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum EvictionPriority {
-    /// The name does not exist; the time of its last use.
+    /// The service does not exist; it was last used at this time, in seconds since the start.
     Absent(u64),
-    /// The time of its last use.
+    /// The entry was last used at this time, in seconds since the start.
     Used(u64),
     /// The control plane has not answered yet: a request may wait for it.
     Pending,
@@ -39,7 +39,7 @@ pub(crate) enum SubscriptionTable {
 }
 
 impl SubscriptionTable {
-    /// Returns the subject of its condition.
+    /// Returns the subject of the condition that reports a full table.
     pub(crate) const fn subject(self) -> &'static str {
         match self {
             Self::UnknownServices => "unknown-services",
@@ -50,7 +50,7 @@ impl SubscriptionTable {
         }
     }
 
-    /// Returns the reason of its condition.
+    /// Returns the reason of the condition that reports a full table.
     pub(crate) fn condition_reason(self) -> String {
         let cause = match self {
             Self::UnknownServices => {
@@ -68,7 +68,7 @@ impl SubscriptionTable {
         format!("{cause}; the entry that was not used for the longest time is evicted")
     }
 
-    /// Returns the counter of its evictions.
+    /// Returns the counter of the table's evictions.
     pub(crate) const fn eviction_counter(self) -> Count {
         match self {
             Self::UnknownServices => Count::EvictedUnknownService,

@@ -1,5 +1,5 @@
-//! Task pool for link streams. A new task for each stream would be allocated, moved and freed, which costs more
-//! than parsing its request.
+//! Pool of tasks that serve link streams. Spawning and freeing a task for each stream would cost more than
+//! parsing its request.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -31,8 +31,8 @@ impl TaskPool {
     /// Serves an HTTP stream in a pooled task: the one that was busy last, or a new one.
     pub(crate) fn serve_stream(session: Rc<Session>, opened: OpenedStream) {
         let job = StreamJob { session, opened };
-        let idle = job.session.worker.task_pool.0.borrow_mut().pop();
-        match idle {
+        let available_task = job.session.worker.task_pool.0.borrow_mut().pop();
+        match available_task {
             Some(idle_task) => {
                 idle_task.job.set(Some(job));
                 if let Some(waker) = idle_task.waker.take() {
@@ -43,26 +43,26 @@ impl TaskPool {
         }
     }
 
-    /// Adds a task to the idle ones. Returns false if the pool is full.
+    /// Adds a task to the idle ones. Returns false if the pool is full: then the task ends.
     fn add_idle(&self, idle_task: &Rc<IdleTask>) -> bool {
-        let mut idle = self.0.borrow_mut();
-        let has_room = idle.len() < MAX_IDLE;
+        let mut idle_tasks = self.0.borrow_mut();
+        let has_room = idle_tasks.len() < MAX_IDLE_TASKS;
         if has_room {
-            idle.push(idle_task.clone());
+            idle_tasks.push(idle_task.clone());
         }
         has_room
     }
 }
 
-/// Runs jobs until the pool is full when one has ended.
-async fn run_jobs(first: StreamJob) {
-    let worker = first.session.worker.clone();
+/// Runs jobs: after each, the task waits in the pool for the next one, or ends if the pool is full.
+async fn run_jobs(first_job: StreamJob) {
+    let worker = first_job.session.worker.clone();
     let idle_task = Rc::new(IdleTask::default());
-    let mut next = Some(first);
-    while let Some(StreamJob { session, opened }) = next {
+    let mut next_job = Some(first_job);
+    while let Some(StreamJob { session, opened }) = next_job {
         serve_stream(&session, &opened).await;
         drop((session, opened));
-        next = match worker.task_pool.add_idle(&idle_task) {
+        next_job = match worker.task_pool.add_idle(&idle_task) {
             true => Some(idle_task.next().await),
             false => None,
         };
@@ -83,4 +83,4 @@ impl IdleTask {
 }
 
 /// The maximum number of idle tasks: as many as one turn of the event loop can use.
-const MAX_IDLE: usize = 64;
+const MAX_IDLE_TASKS: usize = 64;

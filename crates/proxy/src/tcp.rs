@@ -1,4 +1,5 @@
-//! Opaque TCP: the request pipeline without the HTTP stages.
+//! Forwarding of opaque TCP connections: from the application to a service, from an external client through a
+//! gateway, and from a peer to the application. The stages are those of a request without the HTTP ones.
 
 mod inbound;
 mod pump;
@@ -19,7 +20,7 @@ use leno_model::{
 use leno_traffic::forwarded::EffectivePolicies;
 use leno_traffic::outlier::EndpointResult;
 use leno_traffic::retry::{self, FailedAttempt, SentPart};
-use leno_traffic::{CompiledGatewayPort, CompiledPort, TlsChoice, tcp_backend};
+use leno_traffic::{CompiledGatewayPort, CompiledPort, TlsChoice, select_tcp_backend};
 use leno_wire::link::StreamKind;
 use leno_wire::sniff::{DetectedProtocol, sniff_protocol};
 use tokio::time::timeout;
@@ -28,7 +29,7 @@ use crate::application_ports::MAX_START_WAIT;
 use crate::config_store::ConfigSnapshot;
 use crate::endpoint_wait::Outdated;
 use crate::error::lost_reason;
-use crate::first_bytes::{server_name, sniff_connection};
+use crate::first_bytes::{read_server_name, sniff_connection};
 use crate::handshake;
 use crate::http::gateway_request;
 use crate::http::message::{MessageReader, MessageWriter};
@@ -49,12 +50,12 @@ use crate::upstream::{
 };
 use crate::worker::Worker;
 
-pub(crate) use inbound::{forward_plaintext, needs_requests, to_application};
+pub(crate) use inbound::{forward_plaintext, forward_to_application, needs_requests};
 pub(crate) use request_detection::RequestDetector;
 pub(crate) use server_first::injects_faults;
 
 /// Forwards the application's connection to a service. `early`: the bytes already read.
-pub(crate) async fn to_service(
+pub(crate) async fn forward_to_service(
     session: &Session,
     service: &ServiceName,
     port: u16,
@@ -75,7 +76,7 @@ pub(crate) async fn to_service(
     forward_connection(session, upstream, &io, early, record).await;
 }
 
-/// Waits for a newer configuration with other endpoints. Returns false if another attempt is not possible.
+/// Waits for a newer configuration with other endpoints. Returns false if no endpoint is expected.
 #[cold]
 async fn wait_for_endpoint(
     session: &Session,
@@ -83,13 +84,13 @@ async fn wait_for_endpoint(
     record: &ExchangeRecord<'_>,
 ) -> bool {
     match &record.subject.service {
-        Some(service) => session.worker.endpoint_expected(service, outdated, record.started).await,
+        Some(service) => session.worker.wait_for_endpoint(service, outdated, record.started).await,
         None => false,
     }
 }
 
 /// Forwards the connection of an external client to the destination of a gateway port without HTTP.
-pub(crate) async fn through_gateway(
+pub(crate) async fn forward_through_gateway(
     session: &Session,
     half_open: HalfOpen,
     port: u16,
@@ -121,7 +122,7 @@ async fn forward_connection(
     };
     let outcome = match upstream {
         Ok((upstream_stream, _guards))
-            if early.is_empty() && server_first::is_detected(session, &record) =>
+            if early.is_empty() && server_first::has_detected_protocol(session, &record) =>
         {
             Box::pin(server_first::forward_bytes(session, upstream_stream, client(early), &record))
                 .await
@@ -183,7 +184,8 @@ impl TcpOpenError {
         self.rejection.unwrap_or(self.reason)
     }
 
-    /// Adds the configuration version of these endpoints. None of them has received any bytes.
+    /// Adds the configuration version of the decision if the connection may be opened again with a newer one.
+    /// No endpoint has received any bytes.
     #[cold]
     fn with_outdated(
         self,
@@ -191,23 +193,24 @@ impl TcpOpenError {
         config: &ConfigSnapshot,
         priorities: &Priorities,
     ) -> Self {
-        let may_repeat = matches!(self.reason, Reason::NoEndpoint | Reason::WrongIdentity)
+        let is_repeatable = matches!(self.reason, Reason::NoEndpoint | Reason::WrongIdentity)
             || self.reason.retry() != RetryCondition::Never;
         let has_lost_port = self.rejection == Some(Reason::UnknownService);
         let outdated = Outdated::detect(&worker.config_store, config, priorities, has_lost_port);
-        Self { outdated: outdated.filter(|_| may_repeat), ..self }
+        Self { outdated: outdated.filter(|_| is_repeatable), ..self }
     }
 }
 
 /// The upstream of a connection.
 enum UpstreamStream {
+    /// A stream of a link to the endpoint's sidecar.
     Link(LinkStream),
     /// An application without a sidecar.
     Plain(Box<Http1Upstream>),
 }
 
-/// The payload of OPEN for a client that starts with HTTP/2. A sidecar with policies that decide by request
-/// then serves the requests.
+/// The payload of the OPEN frame for a client that starts with HTTP/2. A sidecar with policies that decide by
+/// request then serves the requests.
 const OPEN_PAYLOAD_HTTP2: &[u8] = b"h2";
 
 /// The buffer size between a stream and its codec.
@@ -226,21 +229,21 @@ async fn open_upstream(
     record: &mut ExchangeRecord<'_>,
 ) -> Result<OpenedUpstream, TcpOpenError> {
     let worker = &session.worker;
-    if let ListenerKind::Pinned { at, id } = &session.listener_kind {
+    if let ListenerKind::Pinned { address: at, id } = &session.listener_kind {
         let protocol = sniff_protocol(early);
         let (stream, guards) = open_pinned(session, *at, id, protocol, record).await?;
         return Ok((UpstreamStream::Link(stream), guards));
     }
     let max_wait = worker.config.limits.discovery_timeout;
     let (config, compiled_service) = worker.config_store.with_service(service, max_wait).await?;
-    worker.retire_removed(&config);
+    worker.retire_removed_endpoints(&config);
     if compiled_service.config.client_authorization == ClientAuthorization::Denied {
         return Err(Reason::DeniedOutbound.into());
     }
-    let called = compiled_service.ports.get(&port).ok_or(Reason::UnknownService)?;
-    let chosen = match called.tls_routes.is_trivial() {
-        true => port_by_weight(worker, &config, called, record)?,
-        false => port_by_server_name(worker, &config, called, io, early, record).await?,
+    let called_port = compiled_service.ports.get(&port).ok_or(Reason::UnknownService)?;
+    let chosen = match called_port.tls_routes.is_trivial() {
+        true => port_by_weight(worker, &config, called_port, record)?,
+        false => port_by_server_name(worker, &config, called_port, io, early, record).await?,
     };
     open_at_any_endpoint(worker, &config, chosen, sniff_protocol(early), record).await
 }
@@ -261,12 +264,12 @@ async fn open_gateway_upstream(
             // TLS routes apply to no other protocol.
             let read_name = async {
                 match sniff_connection(io, early).await {
-                    DetectedProtocol::Tls => Ok(server_name(io, early).await),
+                    DetectedProtocol::Tls => Ok(read_server_name(io, early).await),
                     _ => Err(Reason::NoRoute),
                 }
             };
             let read_name = timeout(limits.handshake_timeout, read_name);
-            let name = handshake::await_start(worker, &half_open, read_name).await;
+            let name = handshake::await_first_bytes(worker, &half_open, read_name).await;
             let name = name.ok_or(Reason::HandshakeFailed)?.map_err(|_| Reason::HeadTimeout)??;
             let (route, backend) =
                 match routes.choose_backend(name.as_deref(), worker.random_number()) {
@@ -281,7 +284,7 @@ async fn open_gateway_upstream(
         CompiledGatewayPort::Tcp(rule) => {
             rule_matches::count_route_kind(&worker.shard, rule.kind, &rule.route);
             record.subject.route = Some(rule.route.clone());
-            tcp_backend(rule, worker.random_number())
+            select_tcp_backend(rule, worker.random_number())
         }
         CompiledGatewayPort::Http(_) | CompiledGatewayPort::Https(_) => {
             return Err(Reason::NoRoute.into());
@@ -320,7 +323,7 @@ impl<'a> ChosenPort<'a> {
 
     /// True if fault injection rejects the connection: it needs requests, which are not visible here. Ports
     /// with a declared TCP protocol are exempt.
-    fn has_faults(&self) -> bool {
+    fn is_rejected_by_faults(&self) -> bool {
         let called_has_faults =
             self.called.traffic_policy.as_ref().is_some_and(|policy| policy.faults.is_some());
         let faulty_port = if called_has_faults { self.called } else { self.port };
@@ -337,7 +340,7 @@ async fn open_at_any_endpoint(
     protocol: DetectedProtocol,
     record: &mut ExchangeRecord<'_>,
 ) -> Result<OpenedUpstream, TcpOpenError> {
-    if chosen.has_faults() {
+    if chosen.is_rejected_by_faults() {
         return Err(Reason::DeniedByPolicy.into());
     }
     let ChosenPort { port, policies, .. } = chosen;
@@ -406,11 +409,11 @@ async fn open_pinned(
     let worker = &session.worker;
     let max_wait = worker.config.limits.discovery_timeout;
     let (config, endpoint) = worker.config_store.pinned_endpoint(address, id, max_wait).await?;
-    worker.retire_removed(&config);
+    worker.retire_removed_endpoints(&config);
     let upstream = worker.upstream_for(&endpoint);
     let in_flight = upstream.start_request();
     let mut result = open_stream(&upstream, worker, protocol, ConnectWait::Whole).await;
-    // A link may have ended at the moment of its selection.
+    // The link may have closed while it was selected.
     if result.as_ref().is_err_and(|error| error.reason == Reason::UpstreamRefused) {
         record.retries += 1;
         result = open_stream(&upstream, worker, protocol, ConnectWait::Whole).await;
@@ -436,7 +439,7 @@ async fn port_by_server_name<'a>(
         Ok(DetectedProtocol::Tls) => {}
         Ok(_) | Err(_) => return port_by_weight(worker, config, port, record),
     }
-    let name = timeout(limits.head_timeout, server_name(io, early)).await;
+    let name = timeout(limits.head_timeout, read_server_name(io, early)).await;
     let name = name.map_err(|_| Reason::HeadTimeout)?;
     match port.tls_routes.choose_backend(name.as_deref(), worker.random_number()) {
         TlsChoice::Direct => Ok(ChosenPort::from_called(port)),
@@ -466,7 +469,7 @@ fn port_by_weight<'a>(
     };
     rule_matches::count_route_kind(&worker.shard, rule.kind, &rule.route);
     record.subject.route = Some(rule.route.clone());
-    let backend = tcp_backend(rule, worker.random_number()).ok_or(Reason::InvalidBackend)?;
+    let backend = select_tcp_backend(rule, worker.random_number()).ok_or(Reason::InvalidBackend)?;
     backend_port(config, port, backend, record)
 }
 
@@ -509,14 +512,14 @@ async fn open_stream(
 ) -> Result<LinkStream, TcpOpenError> {
     let link = match upstream.acquire(worker, None, wait).await? {
         Checkout::Link(link) => link,
-        // A foreign peer has no framing for opaque streams.
+        // A peer that is not a Leno sidecar has no framing for opaque streams.
         Checkout::Http1(_) | Checkout::Http2(_) => return Err(Reason::Unsupported.into()),
     };
-    open_stream_on(&link, worker, protocol).await
+    open_stream_on_link(&link, worker, protocol).await
 }
 
 /// Opens a stream of opaque bytes on this link, and waits until the peer's application has accepted it.
-async fn open_stream_on(
+async fn open_stream_on_link(
     link: &LinkHandle,
     worker: &Rc<Worker>,
     protocol: DetectedProtocol,
@@ -541,12 +544,13 @@ async fn open_stream_on(
 }
 
 /// Tunnels HTTP/2 through a link as opaque bytes, to a sidecar of an earlier release that does not support the
-/// mark on requests. It forwards the bytes to its application, or serves the requests in them.
+/// mark on requests of HTTP/2 clients. It forwards the bytes to its application, or serves the requests in
+/// them.
 pub(crate) async fn http2_tunnel(
     link: &LinkHandle,
     worker: &Rc<Worker>,
 ) -> Result<Http2Checkout, Reason> {
-    let stream = open_stream_on(link, worker, DetectedProtocol::Http2).await;
+    let stream = open_stream_on_link(link, worker, DetectedProtocol::Http2).await;
     let stream = stream.map_err(TcpOpenError::counted_reason)?;
     let (tunnel_end, client_end) = tokio::io::duplex(TUNNEL_BUFFER_BYTES);
     let (tunnel_end, client_end) =

@@ -1,4 +1,5 @@
-//! TLS on both sides: configurations built once per certificate and expected peer, then shared.
+//! TLS with clients and endpoints. The configurations of each thread are built once per certificate and
+//! expected peer, and cached.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -24,7 +25,7 @@ use crate::worker::Worker;
 /// The link protocol of this version.
 pub(crate) const ALPN_LINK: &[u8] = b"leno/1";
 /// HTTP/1.1 between two sidecars, for the requests of one client alone.
-pub(crate) const ALPN_ALONE: &[u8] = b"leno-http/1";
+pub(crate) const ALPN_EXCLUSIVE: &[u8] = b"leno-http/1";
 /// HTTP/2, for peers that are not Leno.
 pub(crate) const ALPN_HTTP2: &[u8] = b"h2";
 /// HTTP/1.1, the fallback for peers that are not Leno.
@@ -38,11 +39,13 @@ pub(crate) struct TlsConfigs(RefCell<CachedTlsConfigs>);
 #[derive(Default)]
 struct CachedTlsConfigs {
     credential: Option<Arc<Credential>>,
+    /// The server configuration for ports that accept mesh members only.
     server: Option<Arc<ServerConfig>>,
-    /// For ports that also accept external principals.
+    /// The server configuration for ports that also accept external principals.
     external_principals: Option<Arc<ServerConfig>>,
-    /// For ports that also accept clients without a certificate.
+    /// The server configuration for ports that also accept clients without a certificate.
     any_client: Option<Arc<ServerConfig>>,
+    /// The client configurations, by expected peer and offered protocols.
     clients: HashMap<(SpiffeId, AlpnOffer), Arc<ClientConfig>>,
 }
 
@@ -69,10 +72,10 @@ pub(crate) enum AlpnOffer {
 }
 
 impl AlpnOffer {
-    fn alpn(self) -> &'static [&'static [u8]] {
+    fn alpn_protocols(self) -> &'static [&'static [u8]] {
         match self {
             Self::All => &[ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1],
-            Self::Exclusive => &[ALPN_ALONE, ALPN_LINK, ALPN_HTTP1],
+            Self::Exclusive => &[ALPN_EXCLUSIVE, ALPN_LINK, ALPN_HTTP1],
             Self::Http1 => &[ALPN_HTTP1],
         }
     }
@@ -92,7 +95,7 @@ impl TlsConfigs {
         if let Some(config) = cached.clients.get(&key) {
             return Ok(config.clone());
         }
-        let config = client_config(credential, &key.0, offer.alpn())
+        let config = client_config(credential, &key.0, offer.alpn_protocols())
             .map_err(|_| Reason::UpstreamHandshakeFailed)?;
         if cached.clients.len() >= MAX_CLIENT_CONFIGS {
             cached.clients.clear();
@@ -109,15 +112,15 @@ impl TlsConfigs {
     ) -> Result<Arc<ServerConfig>, Reason> {
         let mut cached = self.0.borrow_mut();
         cached.refresh(credential);
-        let slot = match clients {
+        let cached_config = match clients {
             AcceptedClients::Members => &mut cached.server,
             AcceptedClients::ExternalPrincipals => &mut cached.external_principals,
             AcceptedClients::Anyone => &mut cached.any_client,
         };
-        if let Some(config) = slot {
+        if let Some(config) = cached_config {
             return Ok(config.clone());
         }
-        let alpn = [ALPN_ALONE, ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1];
+        let alpn = [ALPN_EXCLUSIVE, ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1];
         let config = match clients {
             AcceptedClients::Members => server_config(credential, &alpn),
             AcceptedClients::ExternalPrincipals => {
@@ -126,7 +129,7 @@ impl TlsConfigs {
             AcceptedClients::Anyone => permissive_server_config(credential, &alpn),
         };
         let config = config.map_err(|_| Reason::HandshakeFailed)?;
-        *slot = Some(config.clone());
+        *cached_config = Some(config.clone());
         Ok(config)
     }
 }
@@ -148,19 +151,21 @@ pub(crate) struct AcceptedConnection {
     pub(crate) client: TlsClient,
 }
 
-/// The client of a session.
+/// The client of a TLS session.
 pub(crate) enum TlsClient {
+    /// A mesh member with a certificate of the mesh.
     Member(VerifiedPeer),
     /// A client with an identity of the mesh, but a certificate that the mesh has not issued. It counts as an
     /// external principal with that name, not as a member.
     External(VerifiedPeer),
     /// An external principal: it has names, but no identity.
     ExternalPrincipal(ExternalPrincipal),
+    /// A client without a certificate.
     Anonymous,
 }
 
 impl TlsClient {
-    /// Returns the member, if it is one.
+    /// Returns the verified peer of a mesh member; `None` for other clients.
     pub(crate) fn member(&self) -> Option<&VerifiedPeer> {
         match self {
             Self::Member(peer) => Some(peer),
@@ -168,8 +173,8 @@ impl TlsClient {
         }
     }
 
-    /// Returns the identity of a member, the names of an external principal, and the expiry of the certificate,
-    /// if there is one.
+    /// Returns the identity of a mesh member, the names of an external principal, and the expiry of the
+    /// certificate. The parts that the client does not have are `None` or empty.
     pub(crate) fn into_parts(self) -> (Option<SpiffeId>, Arc<[Name]>, Option<Instant>) {
         match self {
             Self::Member(peer) => {
@@ -205,7 +210,7 @@ pub(crate) async fn expect_handshake(tcp: &TcpStream) -> Result<(), Reason> {
         Ok(1) => Reason::PlaintextRejected,
         Ok(_) | Err(_) => Reason::HandshakeFailed,
     };
-    Err(cut_off(tcp, reason))
+    Err(reject_with_reset(tcp, reason))
 }
 
 /// Terminates mutual TLS. On failure the connection is reset, so that no peer mistakes it for an orderly end.
@@ -287,13 +292,13 @@ pub(crate) async fn accept_external_client(
     complete_handshake(half_open, hello, config).await.map_err(|error| log_failure(&error))
 }
 
-/// Resets the connection when it is dropped, and returns the reason.
-pub(crate) fn cut_off(tcp: &TcpStream, reason: Reason) -> Reason {
+/// Makes the connection reset when it is dropped, and returns `reason`.
+pub(crate) fn reject_with_reset(tcp: &TcpStream, reason: Reason) -> Reason {
     reset_on_drop(tcp);
     reason
 }
 
-/// RFC 8446 §5.1: the type of the first record of a TLS connection.
+/// The type of the first record of a TLS connection: handshake (RFC 8446 §5.1).
 const TLS_HANDSHAKE: u8 = 22;
 /// The maximum number of cached client configurations per thread; beyond it the cache is cleared.
 const MAX_CLIENT_CONFIGS: usize = 4096;

@@ -1,4 +1,5 @@
-//! Traffic counts reported to the control plane: differences only, within bounds.
+//! Traffic reports to the control plane: the changes of the sidecar's counts since the last report, of a
+//! bounded number of series and rules.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,8 +13,9 @@ use leno_telemetry::{ChangeTracker, RuleChange, SeriesChange, Telemetry, read_st
 /// sent again; the sidecar's own metrics are complete.
 pub(crate) struct TrafficReporter {
     changes: ChangeTracker,
+    /// The time of the last report.
     reported_at: Instant,
-    /// CPU time at the last report.
+    /// The CPU time of this process at the last report.
     reported_cpu: Duration,
 }
 
@@ -101,6 +103,7 @@ fn rule_matches(change: &RuleChange) -> Option<RuleMatches> {
     })
 }
 
+/// Parses the account of a peer from its namespace and name.
 fn parse_account((namespace, name): (&str, &str)) -> Option<ServiceAccount> {
     ServiceAccount::new(namespace, name).ok()
 }

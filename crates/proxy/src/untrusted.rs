@@ -15,7 +15,7 @@ pub use crate::dns_proxy::DnsReplies;
 /// # Errors
 /// The reason of the response that the client receives.
 pub fn http2_request(mut parts: request::Parts) -> Result<(Bytes, bool), Reason> {
-    let is_upgrade = connect::to_upgrade(&mut parts, || [0; 16]);
+    let is_upgrade = connect::rewrite_as_upgrade(&mut parts, || [0; 16]);
     head::request_to_http1(&parts).map(|bytes| (bytes.freeze(), is_upgrade))
 }
 
@@ -36,16 +36,17 @@ pub fn to_http2_request(
     authority: &str,
     target: &str,
 ) -> Result<Request<()>, Reason> {
-    head::request_to(bytes, head, scheme, authority, target)
+    head::request_to_http2(bytes, head, scheme, authority, target)
 }
 
 /// Converts the head parsed from `bytes` to an HTTP/2 response, if HTTP/2 can express it.
 #[must_use]
 pub fn to_http2_response(bytes: &[u8], head: &ResponseHead) -> Option<Response<()>> {
-    head::response_to(bytes, head)
+    head::response_to_http2(bytes, head)
 }
 
-/// Returns the replies of the sidecar's DNS server to one packet if each service has the addresses `found`.
+/// Returns the replies of the sidecar's DNS server to one packet as if each service had
+/// this record.
 #[must_use]
 pub fn dns_replies(packet: &[u8], domain: &ClusterDomain, record: &DnsRecord) -> DnsReplies {
     dns_proxy::build_replies(packet, domain, record)

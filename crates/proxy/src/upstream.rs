@@ -41,7 +41,7 @@ pub(crate) struct Upstream {
     /// The time when it was last picked from several endpoints.
     picked: Cell<Option<Instant>>,
     /// The number of consecutive failures, which determines the backoff.
-    failures: Cell<u32>,
+    consecutive_failures: Cell<u32>,
     /// The end of the backoff.
     avoided_until: Cell<Option<Instant>>,
     /// True in backoff if it did not respond to a connection attempt or a ping in time: requests avoid it
@@ -49,7 +49,7 @@ pub(crate) struct Upstream {
     is_unresponsive: Cell<bool>,
     /// The longest connect timeout of any policy. Shared connection attempts take at least this long.
     pub(crate) connect_timeout: Cell<Option<Duration>>,
-    /// Its index in the outlier detector; [`outlier_monitor::NO_SLOT`] without one.
+    /// The index of the endpoint in the outlier detector; [`outlier_monitor::NO_SLOT`] if there is no detector.
     pub(crate) slot: Cell<usize>,
     links: RefCell<Vec<LinkHandle>>,
     /// Links with a peer that does not respond: new requests avoid them until the peer responds again.
@@ -58,8 +58,9 @@ pub(crate) struct Upstream {
     attempt: RefCell<Option<Rc<connect::ConnectAttempt>>>,
     /// Connections to a peer that does not support links.
     http1: Pool,
-    /// True if such a peer selected `http/1.1` in ALPN, or no protocol.
-    is_foreign: Cell<bool>,
+    /// True if the peer supports HTTP/1.1 only: it selected `http/1.1` or no protocol in ALPN, or it has no
+    /// sidecar and its application uses HTTP/1.1.
+    uses_http1: Cell<bool>,
     /// Connections to a peer that selected `h2`.
     http2: Http2Pool,
 }
@@ -78,8 +79,8 @@ pub(crate) enum Checkout {
 pub(crate) struct Application {
     address: SocketAddr,
     protocol: ApplicationProtocol,
-    /// True for a server outside the mesh, without port states.
-    is_outside: bool,
+    /// True for a server outside the mesh: the proxy does not monitor its ports.
+    is_external: bool,
     pool: Pool,
     http2: Http2Pool,
 }
@@ -109,7 +110,7 @@ impl Upstream {
             latency: Cell::default(),
             created: now,
             picked: Cell::new(None),
-            failures: Cell::new(0),
+            consecutive_failures: Cell::new(0),
             avoided_until: Cell::new(None),
             is_unresponsive: Cell::new(false),
             connect_timeout: Cell::new(None),
@@ -118,7 +119,7 @@ impl Upstream {
             suspended: RefCell::default(),
             attempt: RefCell::default(),
             http1: Pool::default(),
-            is_foreign: Cell::new(false),
+            uses_http1: Cell::new(false),
             http2: Http2Pool::default(),
         }
     }
@@ -131,11 +132,11 @@ impl Upstream {
         timed_attempt: Option<&TimedAttempt>,
         wait: impl Into<ConnectWait>,
     ) -> Result<Checkout, Reason> {
-        if let Some(link) = self.open_link() {
+        if let Some(link) = self.find_open_link() {
             worker.shard.add(Count::CheckoutReused, 1);
             return Ok(Checkout::Link(link));
         }
-        if self.is_foreign.get()
+        if self.uses_http1.get()
             && let Some(connection) = self.http1.take_recent()
         {
             worker.shard.add(Count::CheckoutReused, 1);
@@ -181,9 +182,9 @@ impl Upstream {
         self.endpoint.account.is_none()
     }
 
-    /// True if the peer supports HTTP/1.1 only, and no links.
-    pub(crate) fn is_foreign(&self) -> bool {
-        self.is_foreign.get()
+    /// True if requests use HTTP/1.1 connections, because the peer supports neither links nor HTTP/2.
+    pub(crate) fn uses_http1(&self) -> bool {
+        self.uses_http1.get()
     }
 
     /// Counts a request as in flight until the guard is dropped.
@@ -193,7 +194,7 @@ impl Upstream {
     }
 
     /// Counts a request as in flight, and measures its latency since the pick if there were several endpoints.
-    pub(crate) fn start_timed(self: &Rc<Self>) -> TimedAttempt {
+    pub(crate) fn start_timed_attempt(self: &Rc<Self>) -> TimedAttempt {
         let stage = Cell::new(AttemptStage::Sending);
         TimedAttempt { in_flight: self.start_request(), start: self.picked.clone(), stage }
     }
@@ -248,8 +249,8 @@ impl Upstream {
         // Concurrent failures count as one.
         let now = Instant::now();
         if self.avoided_until.get().is_none_or(|until| until <= now) {
-            let failures = self.failures.get().saturating_add(1);
-            self.failures.set(failures);
+            let failures = self.consecutive_failures.get().saturating_add(1);
+            self.consecutive_failures.set(failures);
             let pause = leno_traffic::backoff::backoff_delay(failures, worker.random_number());
             self.avoided_until.set(Some(now + pause));
             worker.shard.add(Count::EndpointBackoffs, 1);
@@ -258,7 +259,7 @@ impl Upstream {
 
     /// Ends the backoff after a success.
     fn clear_failures(&self) {
-        self.failures.set(0);
+        self.consecutive_failures.set(0);
         self.avoided_until.set(None);
         self.is_unresponsive.set(false);
     }
@@ -273,13 +274,13 @@ impl Upstream {
     }
 
     /// Returns the time limit of a shared connection attempt; each request has its own limit.
-    fn max_wait(&self, worker: &Worker) -> Duration {
+    fn shared_connect_timeout(&self, worker: &Worker) -> Duration {
         let default_limit = worker.config.limits.connect_timeout;
         self.connect_timeout.get().map_or(default_limit, |longest| longest.max(default_limit))
     }
 
     /// Extends the limit of connection attempts to that of a request.
-    fn extend_wait(&self, wait: ConnectWait) {
+    fn extend_connect_timeout(&self, wait: ConnectWait) {
         if let ConnectWait::Limited(limit) = wait {
             self.connect_timeout.set(self.connect_timeout.get().max(Some(limit)));
         }
@@ -295,10 +296,13 @@ impl Upstream {
         }
     }
 
-    fn open_link(&self) -> Option<LinkHandle> {
+    fn find_open_link(&self) -> Option<LinkHandle> {
         let mut links = self.links.borrow_mut();
         links.retain(|link| !link.is_broken());
-        links.iter().find(|link| link.is_open() && link.stream_count() < STREAMS_PER_LINK).cloned()
+        links
+            .iter()
+            .find(|link| link.is_open() && link.stream_count() < MAX_STREAMS_PER_LINK)
+            .cloned()
     }
 
     fn add_link(&self, link: LinkHandle) {
@@ -316,12 +320,12 @@ impl Drop for Upstream {
 impl Application {
     pub(crate) fn new(address: SocketAddr, protocol: ApplicationProtocol) -> Self {
         let (pool, http2) = (Pool::default(), Http2Pool::default());
-        Self { address, protocol, is_outside: false, pool, http2 }
+        Self { address, protocol, is_external: false, pool, http2 }
     }
 
-    /// Returns a server outside the mesh, for HTTP/1.1.
-    pub(crate) fn outside_mesh(address: SocketAddr) -> Self {
-        Self { is_outside: true, ..Self::new(address, ApplicationProtocol::Http1) }
+    /// Creates the state of a server outside the mesh, which gets HTTP/1.1.
+    pub(crate) fn external(address: SocketAddr) -> Self {
+        Self { is_external: true, ..Self::new(address, ApplicationProtocol::Http1) }
     }
 
     /// True if the application is at this address.
@@ -338,7 +342,7 @@ impl Application {
     /// True for the same server with the same protocol.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         (self.address, self.protocol) == (other.address, other.protocol)
-            && self.is_outside == other.is_outside
+            && self.is_external == other.is_external
     }
 
     /// Returns a connection to the application, idle or new.
@@ -374,7 +378,7 @@ impl Application {
     /// Waits for an application that is starting, and rejects a port that another process holds.
     async fn check_port(&self, worker: &Worker) -> Result<(), Reason> {
         let application = &worker.config_store.application;
-        if self.is_outside || !application.may_be_closed() {
+        if self.is_external || !application.may_be_closed() {
             return Ok(());
         }
         Box::pin(application.wait_for_port(self.address.port(), MAX_START_WAIT)).await
@@ -388,7 +392,7 @@ impl Application {
         self.check_port(worker).await?;
         let max_wait = worker.config.limits.connect_timeout;
         let mut connection = connect::connect_application(self.address, worker, max_wait).await?;
-        connection.reader.is_tolerant = !self.is_outside;
+        connection.reader.is_tolerant = !self.is_external;
         Ok(connection)
     }
 }
@@ -405,7 +409,7 @@ impl Drop for InFlight {
 /// An attempt at an endpoint, with its latency measurement.
 pub(crate) struct TimedAttempt {
     in_flight: InFlight,
-    /// The start of the measurement; `None` without other endpoints.
+    /// The start of the measurement; `None` if the endpoint was the only one.
     start: Cell<Option<Instant>>,
     stage: Cell<AttemptStage>,
 }
@@ -413,7 +417,7 @@ pub(crate) struct TimedAttempt {
 /// The progress of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AttemptStage {
-    /// It waits for a connection, or the client is still sending: this time is not the endpoint's.
+    /// It waits for a connection, or the client is still sending: the endpoint does not cause this delay.
     Sending,
     /// The whole request was sent.
     Waiting,
@@ -428,7 +432,7 @@ impl TimedAttempt {
         self.start.set(self.start.get().map(|_| Instant::now()));
     }
 
-    /// Records that the whole request was sent at once.
+    /// Records that the request was sent together with its whole body.
     pub(crate) fn mark_waiting(&self) {
         self.stage.set(AttemptStage::Waiting);
     }
@@ -488,7 +492,8 @@ impl Drop for TimedAttempt {
     }
 }
 
-/// The time that a request waits for a connection to an endpoint before it tries another one.
+/// The maximum time that a request waits for a connection to an endpoint before it tries another one.
 const SHORT_WAIT: Duration = Duration::from_secs(1);
-/// The number of streams on one link before another is opened; below the peer's limit of 1024.
-const STREAMS_PER_LINK: usize = 1000;
+/// The maximum number of streams on one link; then another link is opened. It is below the peer's limit of
+/// 1024.
+const MAX_STREAMS_PER_LINK: usize = 1000;

@@ -11,21 +11,21 @@ use leno_telemetry::RecentTable;
 #[derive(Debug, Default)]
 pub(crate) struct VirtualAddresses(Mutex<AddressTable>);
 
-/// The assigned addresses in both directions.
+/// The assigned addresses: by service, and the services by address.
 #[derive(Debug, Default)]
 struct AddressTable {
     services: BTreeMap<ServiceName, Ipv4Addr>,
-    addresses: RecentTable<Ipv4Addr, ServiceName, MAX_NAMES>,
+    addresses: RecentTable<Ipv4Addr, ServiceName, MAX_VIRTUAL_ADDRESSES>,
     /// Evicted entries: the application may have cached their addresses, so they are not reassigned to other
     /// services yet.
-    evicted: RecentTable<ServiceName, Ipv4Addr, MAX_NAMES>,
+    evicted: RecentTable<ServiceName, Ipv4Addr, MAX_VIRTUAL_ADDRESSES>,
 }
 
 impl VirtualAddresses {
     /// Parses the output of [`Self::to_text`]; invalid lines are skipped.
     pub(crate) fn from_text(text: &str) -> Self {
         let mut table = AddressTable::default();
-        for line in text.lines().take(2 * MAX_NAMES) {
+        for line in text.lines().take(2 * MAX_VIRTUAL_ADDRESSES) {
             let (line, is_evicted) = match line.strip_prefix(EVICTED_PREFIX) {
                 Some(line) => (line, true),
                 None => (line, false),
@@ -58,18 +58,24 @@ impl VirtualAddresses {
         evicted.chain(addresses).collect()
     }
 
-    /// Returns the virtual address of a service, and whether it is new. A full table evicts the least recently
-    /// used service.
-    pub(crate) fn virtual_address(&self, service: &ServiceName) -> Option<(Ipv4Addr, IsNew)> {
+    /// Returns the virtual address of a service, which is assigned if it has none; `None` if all addresses are
+    /// in use. A full table evicts the least recently used service.
+    pub(crate) fn virtual_address(
+        &self,
+        service: &ServiceName,
+    ) -> Option<(Ipv4Addr, AddressAssignment)> {
         let mut table = self.lock();
         if let Some(address) = table.services.get(service).copied() {
             table.record_use(address);
-            return Some((address, IsNew::No));
+            return Some((address, AddressAssignment::Existing));
         }
-        let is_full = table.addresses.len() >= MAX_NAMES;
+        let is_full = table.addresses.len() >= MAX_VIRTUAL_ADDRESSES;
         let address = table.free_address(service)?;
         table.assign(service.clone(), address);
-        Some((address, if is_full { IsNew::InPlaceOfAnother } else { IsNew::Yes }))
+        Some((
+            address,
+            if is_full { AddressAssignment::Replaced } else { AddressAssignment::Created },
+        ))
     }
 
     /// Returns the service of a virtual address of either IP version.
@@ -106,33 +112,36 @@ impl AddressTable {
             return Some(address);
         }
         let evicted: HashSet<Ipv4Addr> = self.evicted.iter().map(|(_, address)| *address).collect();
-        let start = hash(service);
+        let start = hash_service(service);
         (0..HOSTS)
             .map(|step| nth_address(start.wrapping_add(step) % HOSTS))
             .find(|address| !self.addresses.contains_key(address) && !evicted.contains(address))
     }
 }
 
-/// Indicates whether an address was newly assigned.
+/// The way in which a service has got its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum IsNew {
-    Yes,
-    /// The table was full: another service has lost its address.
-    InPlaceOfAnother,
-    No,
+pub(crate) enum AddressAssignment {
+    /// The address was assigned by this call.
+    Created,
+    /// The address was assigned by this call, and another service has lost its address since the table was
+    /// full.
+    Replaced,
+    /// The service had the address already.
+    Existing,
 }
 
 /// Returns the hash (FNV-1a) of a service, by which it gets the same address on every machine unless two
 /// collide.
-fn hash(service: &ServiceName) -> u32 {
+fn hash_service(service: &ServiceName) -> u32 {
     let text = service.to_string();
     text.bytes()
         .fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// Returns the `n`-th host of 240.240.0.0/16: class E, which no network uses or routes.
-fn nth_address(n: u32) -> Ipv4Addr {
-    Ipv4Addr::from(u32::from(Ipv4Addr::new(240, 240, 0, 1)) + n)
+/// Returns the `index`-th host of 240.240.0.0/16: class E, which no network uses or routes.
+fn nth_address(index: u32) -> Ipv4Addr {
+    Ipv4Addr::from(u32::from(Ipv4Addr::new(240, 240, 0, 1)) + index)
 }
 
 /// Converts an address to IPv6: it becomes the last four bytes of a unique local network (RFC 4193).
@@ -142,16 +151,16 @@ pub(crate) fn to_v6(address: Ipv4Addr) -> Ipv6Addr {
 
 fn from_v6(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let bits = u128::from(address);
-    let last = u32::try_from(bits & u128::from(u32::MAX)).ok()?;
-    (bits - u128::from(last) == PREFIX_V6).then(|| Ipv4Addr::from(last))
+    let host_bits = u32::try_from(bits & u128::from(u32::MAX)).ok()?;
+    (bits - u128::from(host_bits) == PREFIX_V6).then(|| Ipv4Addr::from(host_bits))
 }
 
-/// fd6c:656e:6f00:f0::/96.
+/// The network of the virtual IPv6 addresses: fd6c:656e:6f00:f0::/96.
 const PREFIX_V6: u128 = 0xfd6c_656e_6f00_00f0 << 64;
 /// The number of hosts of a /16 without its network and broadcast address.
 const HOSTS: u32 = 65_534;
 /// The maximum number of services that one application may resolve.
-const MAX_NAMES: usize = 4096;
+const MAX_VIRTUAL_ADDRESSES: usize = 4096;
 /// The prefix of evicted entries in the state directory.
 const EVICTED_PREFIX: &str = "evicted ";
 
@@ -168,16 +177,16 @@ mod tests {
         let names = VirtualAddresses::default();
         let mut assigned = HashSet::new();
         for index in 0..1000 {
-            let (address, is_new) =
+            let (address, assignment) =
                 names.virtual_address(&service_name(&format!("s{index}"))).unwrap();
-            assert_eq!(is_new, IsNew::Yes);
+            assert_eq!(assignment, AddressAssignment::Created);
             assert!(assigned.insert(address), "{address} was assigned twice");
         }
         let restored = VirtualAddresses::from_text(&names.to_text());
         for index in 0..1000 {
             let name = service_name(&format!("s{index}"));
-            let (address, is_new) = restored.virtual_address(&name).unwrap();
-            assert_eq!(is_new, IsNew::No);
+            let (address, assignment) = restored.virtual_address(&name).unwrap();
+            assert_eq!(assignment, AddressAssignment::Existing);
             for address in [IpAddr::V4(address), IpAddr::V6(to_v6(address))] {
                 assert_eq!(names.service_at(address), Some(name.clone()));
             }
@@ -201,59 +210,61 @@ mod tests {
         let names = VirtualAddresses::default();
         let first = names.virtual_address(&service_name("s0")).unwrap().0;
         let second = names.virtual_address(&service_name("s1")).unwrap().0;
-        for index in 2..MAX_NAMES {
+        for index in 2..MAX_VIRTUAL_ADDRESSES {
             assert_eq!(
                 names.virtual_address(&service_name(&format!("s{index}"))).unwrap().1,
-                IsNew::Yes
+                AddressAssignment::Created
             );
         }
         // A connection to its address is a use of a service.
         assert_eq!(names.service_at(first.into()), Some(service_name("s0")));
-        let (new, is_new) = names.virtual_address(&service_name("new")).unwrap();
-        assert_eq!(is_new, IsNew::InPlaceOfAnother);
-        assert_eq!(names.service_at(new.into()), Some(service_name("new")));
+        let (new_address, assignment) = names.virtual_address(&service_name("new")).unwrap();
+        assert_eq!(assignment, AddressAssignment::Replaced);
+        assert_eq!(names.service_at(new_address.into()), Some(service_name("new")));
         assert_eq!(names.service_at(first.into()), Some(service_name("s0")));
         assert_eq!(names.service_at(second.into()), None);
         // Many more names stay within the bound, and never get an address that was evicted just before.
-        for index in 0..MAX_NAMES {
+        for index in 0..MAX_VIRTUAL_ADDRESSES {
             assert_ne!(
                 names.virtual_address(&service_name(&format!("t{index}"))).unwrap().0,
                 second
             );
         }
-        assert_eq!(names.lock().services.len(), MAX_NAMES);
-        assert_eq!(names.lock().addresses.len(), MAX_NAMES);
+        assert_eq!(names.lock().services.len(), MAX_VIRTUAL_ADDRESSES);
+        assert_eq!(names.lock().addresses.len(), MAX_VIRTUAL_ADDRESSES);
         let existing = names.virtual_address(&service_name("t0")).unwrap();
-        assert_eq!(existing.1, IsNew::No);
+        assert_eq!(existing.1, AddressAssignment::Existing);
         names.virtual_address(&service_name("one-more"));
-        assert!(names.lock().evicted.len() <= MAX_NAMES);
+        assert!(names.lock().evicted.len() <= MAX_VIRTUAL_ADDRESSES);
     }
 
     #[test]
     fn an_evicted_service_gets_its_address_again() {
         let names = VirtualAddresses::default();
         let first = names.virtual_address(&service_name("s0")).unwrap().0;
-        for index in 1..=MAX_NAMES {
+        for index in 1..=MAX_VIRTUAL_ADDRESSES {
             names.virtual_address(&service_name(&format!("s{index}"))).unwrap();
         }
         assert_eq!(names.service_at(first.into()), None);
         assert_eq!(
             names.virtual_address(&service_name("s0")),
-            Some((first, IsNew::InPlaceOfAnother))
+            Some((first, AddressAssignment::Replaced))
         );
     }
+
     #[test]
     fn evicted_addresses_and_the_order_of_uses_survive_a_restart() {
         let names = VirtualAddresses::default();
         let first = names.virtual_address(&service_name("s0")).unwrap().0;
-        for index in 1..=MAX_NAMES {
+        for index in 1..=MAX_VIRTUAL_ADDRESSES {
             names.virtual_address(&service_name(&format!("s{index}"))).unwrap();
         }
         names.virtual_address(&service_name("s1")).unwrap();
         let second = names.virtual_address(&service_name("s2")).unwrap().0;
         let third = names.virtual_address(&service_name("s3")).unwrap().0;
         names.service_at(second.into());
-        let used: Vec<String> = (4..=MAX_NAMES).map(|index| format!("s{index}")).collect();
+        let used: Vec<String> =
+            (4..=MAX_VIRTUAL_ADDRESSES).map(|index| format!("s{index}")).collect();
         for name in &used {
             names.virtual_address(&service_name(name)).unwrap();
         }
@@ -261,16 +272,16 @@ mod tests {
         let restored = VirtualAddresses::from_text(&names.to_text());
         assert_eq!(restored.to_text(), names.to_text());
         for index in 0..2 {
-            let (address, is_new) =
+            let (address, assignment) =
                 restored.virtual_address(&service_name(&format!("t{index}"))).unwrap();
-            assert_eq!(is_new, IsNew::InPlaceOfAnother);
+            assert_eq!(assignment, AddressAssignment::Replaced);
             assert_ne!(address, first, "the address is reserved for its own service");
         }
         assert_eq!(restored.service_at(third.into()), None);
         assert_eq!(restored.service_at(second.into()), Some(service_name("s2")));
         assert_eq!(
             restored.virtual_address(&service_name("s0")),
-            Some((first, IsNew::InPlaceOfAnother))
+            Some((first, AddressAssignment::Replaced))
         );
     }
 }

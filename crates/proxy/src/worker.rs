@@ -41,13 +41,15 @@ pub(crate) struct Worker {
     pub(crate) phase: watch::Receiver<Phase>,
     /// The queues for traces, log entries and taps.
     pub(crate) trace_queues: TraceQueues,
-    /// The observability configuration, as of `observability_version`.
+    /// The cached observability configuration; `None` if none is active.
     observability: RefCell<Option<Rc<ThreadObservability>>>,
+    /// The version of the cached observability configuration.
     observability_version: Cell<u64>,
     pub(crate) tls: TlsConfigs,
-    /// The half-open connections of this thread.
+    /// Limits the connections of this thread whose handshake or first request is not complete.
     pub(crate) half_open: Arc<ConnectionAdmission>,
-    /// Permits for connections to the application: many streams of a link may need one each.
+    /// Permits for connections to the application, since one link may carry many streams that need a connection
+    /// each.
     pub(crate) application_permits: Arc<Semaphore>,
     /// Permits for queries of names outside the mesh that wait for the system resolver.
     pub(crate) name_queries: Semaphore,
@@ -55,7 +57,7 @@ pub(crate) struct Worker {
     pub(crate) logs: LogLimits<String>,
     /// The metrics of this thread.
     pub(crate) shard: Rc<MetricsShard>,
-    /// Pooled heads that keep their allocations.
+    /// Pools of parsed heads, which keep their allocations.
     pub(crate) request_heads: ObjectPool<RequestHead>,
     pub(crate) response_heads: ObjectPool<ResponseHead>,
     /// The idle tasks for link streams.
@@ -69,8 +71,8 @@ pub(crate) struct Worker {
     upstreams: RefCell<FxHashMap<EndpointId, Rc<Upstream>>>,
     /// Cluster states, by the address of their traffic policy.
     clusters: RefCell<FxHashMap<usize, Rc<UpstreamCluster>>>,
-    /// Slow-start endpoints of ports with such a policy. They outlive a cluster state, which ends with every
-    /// change of another policy.
+    /// The slow-start endpoints of each service port that has a slow-start policy. They outlive the cluster
+    /// state, which is replaced whenever any policy of the port changes.
     slow_start_endpoints: RefCell<FxHashMap<(ServiceName, u16), PortSlowStart>>,
     applications: RefCell<FxHashMap<(SocketAddr, ApplicationProtocol), Rc<Application>>>,
     /// Retry budgets of services with retry rules.
@@ -84,7 +86,7 @@ pub(crate) struct Worker {
     exchanges_in_progress: Cell<usize>,
     /// Notified when no exchange is in progress.
     exchanges_ended: Notify,
-    /// The state of the pseudo-random numbers.
+    /// The state of the pseudo-random number generator.
     random_state: Cell<u64>,
 }
 
@@ -94,7 +96,7 @@ struct ParsedKeys {
     keys: Option<Rc<JwtKeys>>,
 }
 
-/// Parts of a worker that its creator passes in.
+/// The parts of a worker that are shared with other threads or created for it.
 pub(crate) struct WorkerParts {
     pub(crate) config: Arc<Config>,
     pub(crate) config_store: Arc<ConfigStore>,
@@ -157,13 +159,13 @@ impl Worker {
     }
 
     /// Permits a log line that a peer caused, by the peer's address.
-    pub(crate) fn log_line(&self, peer: SocketAddr) -> Option<PermittedLine> {
+    pub(crate) fn permit_log_line(&self, peer: SocketAddr) -> Option<PermittedLine> {
         self.logs.permit_line(peer.ip().to_string(), Instant::now())
     }
 
     /// Logs a violation of the link protocol by a peer.
     pub(crate) fn log_misuse(&self, peer: SocketAddr, error: LinkError) {
-        if let Some(line) = self.log_line(peer) {
+        if let Some(line) = self.permit_log_line(peer) {
             let suppressed = line.suppressed;
             tracing::warn!(%peer, %error, suppressed, "peer violated the link protocol");
         }
@@ -179,7 +181,8 @@ impl Worker {
         state.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    /// Returns the observability configuration; `None` if none is active.
+    /// Returns this thread's observability configuration, renewed if the settings have changed; `None` if
+    /// neither tracing, the access log nor a tap is active.
     pub(crate) fn observability_config(&self) -> Option<Rc<ThreadObservability>> {
         let version = self.config_store.observability.version();
         if self.observability_version.replace(version) != version {
@@ -247,7 +250,7 @@ impl Worker {
         port: &CompiledPort,
         version: u64,
     ) -> Option<Rc<UpstreamCluster>> {
-        let traffic_policy = traffic_policy.filter(|policy| policy.is_watchful())?;
+        let traffic_policy = traffic_policy.filter(|policy| policy.observes_attempts())?;
         let key = UpstreamCluster::policy_key(traffic_policy);
         let existing = self
             .clusters
@@ -258,7 +261,7 @@ impl Worker {
         let cluster = match existing {
             Some(cluster) => cluster,
             None => {
-                let slow_start_endpoints = self.slow_start_endpoints_of(traffic_policy, port);
+                let slow_start_endpoints = self.port_slow_start(traffic_policy, port);
                 let clusters = self.clusters.borrow();
                 let cluster = UpstreamCluster::new(
                     self,
@@ -276,7 +279,7 @@ impl Worker {
     }
 
     /// Returns the slow-start endpoints of a port; empty without endpoints or such a policy.
-    fn slow_start_endpoints_of(
+    fn port_slow_start(
         &self,
         traffic_policy: &PortTrafficPolicy,
         compiled_port: &CompiledPort,
@@ -306,7 +309,7 @@ impl Worker {
         application.or_insert_with(create).clone()
     }
 
-    /// Updates the application's connection pools with its port states; never returns.
+    /// Applies each change of the application's port states to its connection pools; never returns.
     pub(crate) async fn follow_ports(&self) {
         let mut states = self.config_store.application.subscribe();
         loop {
@@ -320,9 +323,9 @@ impl Worker {
         }
     }
 
-    /// Retires endpoints that the configuration no longer contains: their requests finish, then their
-    /// connections close.
-    pub(crate) fn retire_removed(&self, config: &ConfigSnapshot) {
+    /// Retires the endpoints that the configuration no longer contains, once per version: their requests
+    /// finish, then their connections close.
+    pub(crate) fn retire_removed_endpoints(&self, config: &ConfigSnapshot) {
         if self.swept_version.replace(config.version) == config.version {
             return;
         }
@@ -344,7 +347,7 @@ impl Worker {
         self.budgets.borrow_mut().retain(|service, _| services.contains_key(service));
     }
 
-    /// Calls `spend` with the retry budget of a service.
+    /// Calls `spend` with the retry budget of a service, which is created at the time `now` if there is none.
     pub(crate) fn with_budget<T>(
         &self,
         service: &ServiceName,
@@ -358,15 +361,15 @@ impl Worker {
         spend(budgets.entry(service.clone()).or_insert_with(|| RetryBudget::new(now())))
     }
 
-    /// Drops the state of policies that no longer exist.
+    /// Drops slow-start and cluster states of policies that no longer exist.
     fn drop_obsolete_policies(&self, config: &ConfigSnapshot) {
         self.slow_start_endpoints.borrow_mut().retain(|(service, port), _| {
-            let called = config.compiled.services.get(service);
-            let called = called.and_then(|service| service.ports.get(port));
-            let own_policy = called.and_then(|port| port.traffic_policy.as_deref());
-            let mut forwarded = config.compiled.forwarded_ports();
+            let compiled_service = config.compiled.services.get(service);
+            let compiled_port = compiled_service.and_then(|service| service.ports.get(port));
+            let own_policy = compiled_port.and_then(|port| port.traffic_policy.as_deref());
+            let mut forwarded_ports = config.compiled.forwarded_ports();
             own_policy.is_some_and(has_slow_start)
-                || forwarded.any(|policies| {
+                || forwarded_ports.any(|policies| {
                     policies.port == *port
                         && policies.service == *service
                         && has_slow_start(&policies.traffic_policy)
@@ -377,11 +380,11 @@ impl Worker {
             return;
         }
         let traffic_policies: Vec<_> = config.compiled.traffic_policies().collect();
-        let before = clusters.len();
+        let previous_count = clusters.len();
         clusters.retain(|_, cluster| {
             traffic_policies.iter().any(|traffic_policy| cluster.is_for(traffic_policy))
         });
-        if clusters.len() < before {
+        if clusters.len() < previous_count {
             // The next request sets the timeout again if a policy still has one.
             let upstreams = self.upstreams.borrow();
             upstreams.values().for_each(|upstream| upstream.connect_timeout.set(None));
@@ -395,12 +398,12 @@ impl Worker {
         }
     }
 
-    /// True if no new connections are accepted.
+    /// True if the proxy is draining: it accepts no new connections.
     pub(crate) fn is_draining(&self) -> bool {
         *self.phase.borrow() == Phase::Draining
     }
 
-    /// True if open connections accept no request after the next one.
+    /// True if open connections are to close after their next response: the proxy is leaving or draining.
     pub(crate) fn is_leaving(&self) -> bool {
         *self.phase.borrow() != Phase::Serving
     }

@@ -17,9 +17,9 @@ use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, Tag};
 /// [`SyntaxError`] if the text is not YAML or exceeds a bound. No document is returned then.
 pub(crate) fn parse_documents(text: &str) -> Result<Vec<DocumentNode>, SyntaxError> {
     let documents: Vec<DocumentNode> =
-        parse_unexpanded(text)?.into_iter().flat_map(list::expand_list).collect();
+        parse_unexpanded_documents(text)?.into_iter().flat_map(list::expand_list).collect();
     match documents.get(MAX_DOCUMENTS) {
-        Some(beyond) => Err(too_many_documents(beyond.position)),
+        Some(first_excess) => Err(too_many_documents(first_excess.position)),
         None => Ok(documents),
     }
 }
@@ -28,32 +28,32 @@ pub(crate) fn parse_documents(text: &str) -> Result<Vec<DocumentNode>, SyntaxErr
 ///
 /// # Errors
 /// See [`parse_documents`].
-pub(crate) fn parse_unexpanded(text: &str) -> Result<Vec<DocumentNode>, SyntaxError> {
-    let text = &*without_byte_order_marks(text);
+pub(crate) fn parse_unexpanded_documents(text: &str) -> Result<Vec<DocumentNode>, SyntaxError> {
+    let text = &*remove_byte_order_marks(text);
     // The parser looks ahead to the end of a flow list or map, because it may be a key.
-    let brackets = text.bytes().filter(|byte| b",[]{}".contains(byte)).count();
-    if brackets > MAX_BRACKETS {
+    let bracket_count = text.bytes().filter(|byte| b",[]{}".contains(byte)).count();
+    if bracket_count > MAX_BRACKETS {
         let problem = format!("has more than {MAX_BRACKETS} commas and brackets");
-        return Err(SyntaxError::limit_exceeded(TextPosition::START, problem, "split the file"));
+        return Err(SyntaxError::new(TextPosition::START, problem, "split the file"));
     }
-    let json_error = match read_json(text) {
+    let json_error = match parse_as_json(text) {
         Some(Ok(documents)) => return Ok(documents),
         Some(Err(json::JsonError::Bound(error))) => return Err(error),
         Some(Err(json::JsonError::Syntax(error))) => Some(error),
         None => None,
     };
     let mut text = match &json_error {
-        Some(_) => without_surrogates(text),
+        Some(_) => replace_surrogates(text),
         None => Cow::Borrowed(text),
     };
     let mut bytes_left = MAX_REREAD_BYTES;
     loop {
         let mut builder = TreeBuilder::default();
-        let Some(error) = read_into(&mut builder, &text)? else {
+        let Some(error) = parse_into(&mut builder, &text)? else {
             return Ok(builder.documents);
         };
         // The text is parsed again; the part before the tab is unchanged.
-        let corrected = with_spaces(&text, &error);
+        let corrected = replace_tabs(&text, &error);
         match (corrected, bytes_left.checked_sub(text.len())) {
             (Some(corrected), Some(left)) => (text, bytes_left) = (corrected.into(), left),
             _ => return Err(furthest_error(json_error, SyntaxError::from_scan_error(&error))),
@@ -61,97 +61,103 @@ pub(crate) fn parse_unexpanded(text: &str) -> Result<Vec<DocumentNode>, SyntaxEr
     }
 }
 
+/// Returns the error for a text with more than [`MAX_DOCUMENTS`] documents.
 fn too_many_documents(position: TextPosition) -> SyntaxError {
     let problem = format!("has more than {MAX_DOCUMENTS} documents");
-    SyntaxError::limit_exceeded(position, problem, "split the file")
+    SyntaxError::new(position, problem, "split the file")
 }
 
 /// Removes the byte order marks at the starts of documents (YAML 1.2, 5.2): at the beginning of the text, and
 /// before and after a `---` line. Concatenated files contain them.
-fn without_byte_order_marks(text: &str) -> Cow<'_, str> {
+fn remove_byte_order_marks(text: &str) -> Cow<'_, str> {
     if !text.contains(BYTE_ORDER_MARK) {
         return text.into();
     }
-    let mut out = String::with_capacity(text.len());
+    let mut cleaned = String::with_capacity(text.len());
     let mut is_at_start = true;
     for line in text.split_inclusive('\n') {
-        let rest = line.strip_prefix(BYTE_ORDER_MARK);
-        let is_removed = rest.is_some_and(|rest| is_at_start || begins_document(rest));
-        let line = rest.filter(|_| is_removed).unwrap_or(line);
+        let after_mark = line.strip_prefix(BYTE_ORDER_MARK);
+        let is_removed = after_mark.is_some_and(|line| is_at_start || begins_document(line));
+        let line = after_mark.filter(|_| is_removed).unwrap_or(line);
         let is_blank = line.trim().is_empty() || line.starts_with('#');
         is_at_start = matches!(line.trim_end(), "---" | "...") || is_at_start && is_blank;
-        out.push_str(line);
+        cleaned.push_str(line);
     }
-    out.into()
+    cleaned.into()
 }
 
 fn begins_document(line: &str) -> bool {
-    let rest = line.strip_prefix("---");
-    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace))
+    let after_marker = line.strip_prefix("---");
+    after_marker.is_some_and(|text| text.is_empty() || text.starts_with(char::is_whitespace))
 }
 
-/// Parses a text that begins with a bracket as JSON, which has escapes that YAML lacks. YAML flow style begins
-/// the same way.
-fn read_json(text: &str) -> Option<Result<Vec<DocumentNode>, json::JsonError>> {
+/// Parses a text as JSON, which has escapes that YAML lacks. Returns `None` if the text does not begin with a bracket;
+/// if it does, it may also be YAML in flow style.
+fn parse_as_json(text: &str) -> Option<Result<Vec<DocumentNode>, json::JsonError>> {
     if !text.trim_start().starts_with(['{', '[']) {
         return None;
     }
     let mut builder = TreeBuilder::default();
-    let read = json::read_into(&mut builder, text);
-    Some(read.map(|()| builder.documents))
+    let result = json::parse_into(&mut builder, text);
+    Some(result.map(|()| builder.documents))
 }
 
 /// Returns the error of the parser that failed at the later position.
-fn furthest_error(json: Option<SyntaxError>, yaml: SyntaxError) -> SyntaxError {
+fn furthest_error(json_error: Option<SyntaxError>, yaml_error: SyntaxError) -> SyntaxError {
     let line_and_column = |error: &SyntaxError| (error.position.line, error.position.column);
-    match json {
-        Some(json) if line_and_column(&json) >= line_and_column(&yaml) => json,
-        _ => yaml,
+    match json_error {
+        Some(json_error) if line_and_column(&json_error) >= line_and_column(&yaml_error) => {
+            json_error
+        }
+        _ => yaml_error,
     }
 }
 
 /// Replaces each JSON surrogate pair (RFC 8259, 7) by one YAML escape, so that JSON with a comment parses as
 /// YAML.
-fn without_surrogates(text: &str) -> Cow<'_, str> {
+fn replace_surrogates(text: &str) -> Cow<'_, str> {
     if !text.contains("\\u") {
         return text.into();
     }
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find('\\') {
-        let (before, escape) = rest.split_at(at);
-        out.push_str(before);
-        let unit = |at: usize| {
-            let digits = escape.get(at..)?.strip_prefix("\\u")?.get(..4)?;
+    let mut replaced = String::with_capacity(text.len());
+    let mut remaining = text;
+    while let Some(escape_index) = remaining.find('\\') {
+        let (before, escape) = remaining.split_at(escape_index);
+        replaced.push_str(before);
+        let code_unit = |offset: usize| {
+            let digits = escape.get(offset..)?.strip_prefix("\\u")?.get(..4)?;
             u16::from_str_radix(digits, 16).ok()
         };
-        let units = [unit(0), unit(UNIT_BYTES)];
+        let units = [code_unit(0), code_unit(UNIT_BYTES)];
         let decoded = char::decode_utf16(units.into_iter().map_while(|unit| unit)).next();
         let length = match decoded {
             Some(Ok(character)) if character.len_utf16() == 2 => {
-                out.push_str(&format!("\\U{:08X}", u32::from(character)));
+                replaced.push_str(&format!("\\U{:08X}", u32::from(character)));
                 2 * UNIT_BYTES
             }
             // An unpaired surrogate is no character.
             Some(Err(_)) => {
-                out.push_str("\\uFFFD");
+                replaced.push_str("\\uFFFD");
                 UNIT_BYTES
             }
             Some(Ok(_)) | None => {
                 // Consumes the whole escape: the second of two backslashes does not begin another.
                 let length = escape.chars().take(2).map(char::len_utf8).sum();
-                out.push_str(escape.get(..length).unwrap_or_default());
+                replaced.push_str(escape.get(..length).unwrap_or_default());
                 length
             }
         };
-        rest = escape.get(length..).unwrap_or_default();
+        remaining = escape.get(length..).unwrap_or_default();
     }
-    out.push_str(rest);
-    out.into()
+    replaced.push_str(remaining);
+    replaced.into()
 }
 
-/// Parses a text into the builder up to the first syntax error, which is returned.
-fn read_into(builder: &mut TreeBuilder, text: &str) -> Result<Option<ScanError>, SyntaxError> {
+/// Parses a YAML text into the builder, up to the first syntax error of the parser, which is returned.
+///
+/// # Errors
+/// [`SyntaxError`] if the text exceeds a bound.
+fn parse_into(builder: &mut TreeBuilder, text: &str) -> Result<Option<ScanError>, SyntaxError> {
     let mut parser = Parser::new_from_str(text);
     while let Some(event) = parser.next_event() {
         match event {
@@ -162,8 +168,8 @@ fn read_into(builder: &mut TreeBuilder, text: &str) -> Result<Option<ScanError>,
     Ok(None)
 }
 
-/// Replaces the tabs after a colon by spaces if the parser rejects them. YAML 1.2 (6.2, 8.2.2) allows them.
-fn with_spaces(text: &str, error: &ScanError) -> Option<String> {
+/// Replaces the tabs after a colon by spaces if they are the reason of the error. YAML 1.2 (6.2, 8.2.2) allows them.
+fn replace_tabs(text: &str, error: &ScanError) -> Option<String> {
     if !error.info().starts_with(TAB_AFTER_COLON) {
         return None;
     }
@@ -239,8 +245,9 @@ impl TextPosition {
     const START: Self = Self { line: 1, column: 1 };
 
     fn from_span(span: Span) -> Self {
-        let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-        Self { line: number(span.start.line()), column: number(span.start.col()).saturating_add(1) }
+        let to_u32 = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        let column = to_u32(span.start.col()).saturating_add(1);
+        Self { line: to_u32(span.start.line()), column }
     }
 }
 
@@ -249,11 +256,11 @@ impl SyntaxError {
         Self {
             position: TextPosition::from_span(Span::empty(*error.marker())),
             problem: format!("is not YAML ({})", error.info()),
-            hint: CORRECT_SYNTAX.to_owned(),
+            hint: SYNTAX_HINT.to_owned(),
         }
     }
 
-    fn limit_exceeded(position: TextPosition, problem: String, hint: &str) -> Self {
+    fn new(position: TextPosition, problem: String, hint: &str) -> Self {
         Self { position, problem, hint: hint.to_owned() }
     }
 }
@@ -263,7 +270,7 @@ impl SyntaxError {
 struct TreeBuilder {
     documents: Vec<DocumentNode>,
     /// The lists and maps around the next node, outermost first.
-    open: Vec<OpenCollection>,
+    open_collections: Vec<OpenCollection>,
     anchors: HashMap<usize, DocumentNode>,
     node_count: usize,
     copied_bytes: usize,
@@ -321,7 +328,7 @@ impl TreeBuilder {
 
     fn expects_key(&self) -> bool {
         matches!(
-            self.open.last(),
+            self.open_collections.last(),
             Some(OpenCollection { content: CollectionContent::Map(_, None), .. })
         )
     }
@@ -333,39 +340,39 @@ impl TreeBuilder {
         tag: Option<&Tag>,
         content: CollectionContent,
     ) -> Result<(), SyntaxError> {
-        if self.open.len() >= MAX_DEPTH {
+        if self.open_collections.len() >= MAX_DEPTH {
             let problem = format!("is nested deeper than {MAX_DEPTH} levels");
-            return Err(SyntaxError::limit_exceeded(position, problem, "nest less"));
+            return Err(SyntaxError::new(position, problem, "nest less"));
         }
         let tag = tag
             .filter(|tag| !(tag.is_yaml_core_schema() && matches!(&*tag.suffix, "map" | "seq")))
             .map(tag_name);
-        self.open.push(OpenCollection { position, anchor, tag, content });
+        self.open_collections.push(OpenCollection { position, anchor, tag, content });
         Ok(())
     }
 
     fn end_node(&mut self) -> Result<(), SyntaxError> {
-        let Some(open) = self.open.pop() else {
+        let Some(collection) = self.open_collections.pop() else {
             return Ok(());
         };
-        let value = match (open.tag, open.content) {
+        let value = match (collection.tag, collection.content) {
             (Some(tag), _) => NodeValue::Tagged(tag),
             (None, CollectionContent::List(list)) => NodeValue::List(list),
             (None, CollectionContent::Map(map, _)) => NodeValue::Map(merge::merge_entries(map)?),
         };
-        let node = DocumentNode { position: open.position, value };
-        self.add_to_parent(node, open.anchor)
+        let node = DocumentNode { position: collection.position, value };
+        self.add_to_parent(node, collection.anchor)
     }
 
     fn copy_alias(&mut self, position: TextPosition, anchor: usize) -> Result<(), SyntaxError> {
         let Some(node) = self.anchors.get(&anchor) else {
             let problem = "refers to an anchor of another document or one around itself".to_owned();
-            return Err(SyntaxError::limit_exceeded(position, problem, "write the value out"));
+            return Err(SyntaxError::new(position, problem, "write the value out"));
         };
         self.copied_bytes = self.copied_bytes.saturating_add(copy_size(node));
         if self.copied_bytes > MAX_COPIED_BYTES {
             let problem = format!("aliases copy more than {MAX_COPIED_BYTES} bytes");
-            return Err(SyntaxError::limit_exceeded(position, problem, "use fewer aliases"));
+            return Err(SyntaxError::new(position, problem, "use fewer aliases"));
         }
         let value = match &node.value {
             // An alias of a merge key is a text, as in kubectl.
@@ -380,13 +387,13 @@ impl TreeBuilder {
         self.node_count += 1;
         if self.node_count > MAX_NODES {
             let problem = format!("has more than {MAX_NODES} values");
-            return Err(SyntaxError::limit_exceeded(node.position, problem, "split the file"));
+            return Err(SyntaxError::new(node.position, problem, "split the file"));
         }
         if anchor != 0 {
             self.copied_bytes = self.copied_bytes.saturating_add(copy_size(&node));
             self.anchors.insert(anchor, node.clone());
         }
-        match self.open.last_mut().map(|open| &mut open.content) {
+        match self.open_collections.last_mut().map(|collection| &mut collection.content) {
             Some(CollectionContent::List(list)) => list.push(node),
             Some(CollectionContent::Map(map, key)) => match key.take() {
                 Some(key) => map.push((key, node)),
@@ -429,7 +436,7 @@ fn copy_size(node: &DocumentNode) -> usize {
 /// Interprets a plain scalar by the core schema of YAML 1.2.
 fn parse_scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> NodeValue {
     if let Some(tag) = tag {
-        return tagged_scalar(text, tag).unwrap_or_else(|| NodeValue::Tagged(tag_name(tag)));
+        return parse_tagged_scalar(text, tag).unwrap_or_else(|| NodeValue::Tagged(tag_name(tag)));
     }
     if style != ScalarStyle::Plain {
         return NodeValue::Text(text.to_owned());
@@ -443,14 +450,14 @@ fn parse_scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> NodeValue 
     }
 }
 
-/// Returns the value of a scalar with a core schema tag.
-fn tagged_scalar(text: &str, tag: &Tag) -> Option<NodeValue> {
+/// Returns the value of a scalar with a core schema tag; `None` for another tag, or a text that does not match it.
+fn parse_tagged_scalar(text: &str, tag: &Tag) -> Option<NodeValue> {
     if !tag.is_yaml_core_schema() {
         return None;
     }
-    let plain = || parse_scalar(text, ScalarStyle::Plain, None);
+    let parse_plain = || parse_scalar(text, ScalarStyle::Plain, None);
     let is_whole = |text: &str| !text.contains(['.', 'e', 'E']) || text.starts_with("0x");
-    match (&*tag.suffix, plain()) {
+    match (&*tag.suffix, parse_plain()) {
         ("str", _) => Some(NodeValue::Text(text.to_owned())),
         ("int", value @ NodeValue::Number(_)) if is_whole(text) => Some(value),
         ("float", value @ NodeValue::Number(_))
@@ -483,27 +490,27 @@ fn is_number(text: &str) -> bool {
     is_numeric_start && unsigned.parse::<f64>().is_ok()
 }
 
-/// Limit of documents per file.
+/// Maximum number of documents per text.
 const MAX_DOCUMENTS: usize = 10_000;
-/// Limit of values per file; each takes about 100 bytes while parsing.
+/// Maximum number of values per file; each takes about 100 bytes while parsing.
 const MAX_NODES: usize = 500_000;
-/// Limit of commas and brackets per file; each takes up to 400 bytes while parsing.
+/// Maximum number of commas and brackets per file; each takes up to 400 bytes while parsing.
 const MAX_BRACKETS: usize = 500_000;
-/// Limit of the nesting depth; no kind needs more than a dozen levels.
+/// Maximum nesting depth; no kind needs more than a dozen levels.
 const MAX_DEPTH: usize = 64;
-/// Limit of the bytes that aliases copy in one file; it stops "billion laughs" attacks.
+/// Maximum number of bytes that aliases copy in one file; it stops "billion laughs" attacks.
 const MAX_COPIED_BYTES: usize = 1 << 20;
 
 /// The parser's error for a tab after a colon.
 const TAB_AFTER_COLON: &str = "':' must be followed by a valid YAML whitespace";
-/// Limit of the bytes of one file that are parsed again because of tabs.
+/// Maximum number of bytes of one file that are parsed again because of tabs.
 const MAX_REREAD_BYTES: usize = 64 << 20;
 /// U+FEFF, with which some editors begin UTF-8 files.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 /// The length of `\uXXXX` in bytes.
 const UNIT_BYTES: usize = 6;
 /// The hint for a syntax error.
-const CORRECT_SYNTAX: &str =
+const SYNTAX_HINT: &str =
     "correct the syntax; until then the file's last valid state stays in force";
 
 #[cfg(test)]
@@ -602,17 +609,17 @@ mod tests {
             let previous = level - 1;
             format!("{text}a{level}: &a{level} [*a{previous}, *a{previous}, *a{previous}]\n")
         });
-        let documents_many = "--- x\n".repeat(MAX_DOCUMENTS + 1);
-        let nodes_many = "- 1\n".repeat(MAX_NODES + 1);
-        let brackets_many = format!("[{}]", "1,".repeat(MAX_BRACKETS));
+        let excess_documents = "--- x\n".repeat(MAX_DOCUMENTS + 1);
+        let excess_nodes = "- 1\n".repeat(MAX_NODES + 1);
+        let excess_brackets = format!("[{}]", "1,".repeat(MAX_BRACKETS));
         for (text, reason) in [
             (bomb, "aliases copy more"),
             ("[".repeat(100) + &"]".repeat(100), "nested deeper"),
             ("[".repeat(100_000), ""),
             ("- ".repeat(100_000), ""),
-            (documents_many, "documents"),
-            (nodes_many, "values"),
-            (brackets_many, "commas and brackets"),
+            (excess_documents, "documents"),
+            (excess_nodes, "values"),
+            (excess_brackets, "commas and brackets"),
             ("a: &x 1\n---\nb: *x\n".to_owned(), ""),
             ("a: &x [*x]\n".to_owned(), ""),
         ] {

@@ -12,10 +12,10 @@ use leno_model::Name;
 use crate::document::{DocumentNode, NodeValue, TextPosition};
 use crate::hint::{DUPLICATE_KEY, MapEntries, Replacement};
 use crate::pattern;
-use crate::suggest::{all_of, closest_word, one_of};
+use crate::suggest::{closest_word, join_with_and, join_with_or};
 
-/// A node with its path and the collector of diagnostics. A method that returns `None` has recorded a problem;
-/// a document with a problem is rejected as a whole.
+/// A node with its path and the collector of diagnostics. A `read_…` method that returns `None` has recorded a
+/// problem; a document with a problem is rejected as a whole.
 #[derive(Clone)]
 pub(crate) struct Field<'a> {
     node: &'a DocumentNode,
@@ -23,7 +23,7 @@ pub(crate) struct Field<'a> {
     diagnostics: &'a DiagnosticCollector,
 }
 
-/// The fields of a map with a known set of keys.
+/// The fields of a map by key.
 pub(crate) struct MapFields<'a> {
     map: Field<'a>,
     entries: Vec<(&'a str, Field<'a>)>,
@@ -85,7 +85,7 @@ impl<'a> Field<'a> {
 
     /// Records a problem with this field.
     pub(crate) fn reject(&self, problem: impl Into<String>, hint: impl Into<String>) {
-        self.push(self.new_diagnostic(problem.into(), hint.into()));
+        self.add_problem(self.new_diagnostic(problem.into(), hint.into()));
     }
 
     /// Records a problem with a hint that contains a replacement.
@@ -96,7 +96,7 @@ impl<'a> Field<'a> {
         replacement: Replacement,
     ) {
         let diagnostic = self.new_diagnostic(problem.into(), hint.into());
-        self.push(FieldDiagnostic { replacement: Some(replacement), ..diagnostic });
+        self.add_problem(FieldDiagnostic { replacement: Some(replacement), ..diagnostic });
     }
 
     /// Records an unknown word and proposes a similar known one.
@@ -105,7 +105,8 @@ impl<'a> Field<'a> {
         self.reject_with_replacement(problem, hint, Replacement::Text(word.to_owned()));
     }
 
-    fn push(&self, diagnostic: FieldDiagnostic) {
+    /// Adds a problem, unless the document already has [`MAX_PROBLEMS`].
+    fn add_problem(&self, diagnostic: FieldDiagnostic) {
         let mut problems = self.diagnostics.problems.borrow_mut();
         if problems.len() < MAX_PROBLEMS {
             problems.push(diagnostic);
@@ -137,11 +138,12 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// As [`Self::quoted_value`], for a URL: without user and password, because messages are logged.
+    /// Returns a URL as quoted in messages. User and password are omitted, because messages are logged.
     pub(crate) fn quoted_url(&self) -> String {
         let quoted = self.quoted_value();
-        let Some((scheme, rest)) = quoted.split_once("://") else { return quoted };
-        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let Some((scheme, after_scheme)) = quoted.split_once("://") else { return quoted };
+        let authority_length = after_scheme.find('/').unwrap_or(after_scheme.len());
+        let (authority, path) = after_scheme.split_at(authority_length);
         match authority.rsplit_once('@') {
             Some((_, host)) => format!("{scheme}://...@{host}{path}"),
             None => quoted,
@@ -168,7 +170,8 @@ impl<'a> Field<'a> {
         None
     }
 
-    /// Reads a boolean. The problem reads "is not a boolean"; see [`Self::read_boolean`].
+    /// Reads a boolean of an OSM or Sermant setting. The problem of another value is "is not a boolean", while that of
+    /// [`Self::read_boolean`] is "is neither true nor false".
     pub(crate) fn read_flag(&self) -> Option<bool> {
         if let NodeValue::Boolean(value) = &self.node.value {
             return Some(*value);
@@ -182,8 +185,8 @@ impl<'a> Field<'a> {
         self.node.position.line
     }
 
-    /// Reads a scalar as text: numbers and booleans as written. For arguments and environment variables, which
-    /// are texts.
+    /// Reads a scalar as text: numbers and booleans as written. This is for values that are always texts, such as
+    /// arguments and environment variables.
     pub(crate) fn read_literal(&self) -> Option<String> {
         let text = match &self.node.value {
             NodeValue::Number(text) => text.clone(),
@@ -197,7 +200,7 @@ impl<'a> Field<'a> {
         Some(text)
     }
 
-    /// Reads a text with a parser; on failure the problem is "`text` is not …".
+    /// Reads a text with `parse`. If that returns `None`, the problem is that the text is not `noun`.
     pub(crate) fn read_with<T>(
         &self,
         parse: impl FnOnce(&str) -> Option<T>,
@@ -212,7 +215,7 @@ impl<'a> Field<'a> {
         parsed
     }
 
-    /// Returns the text of a scalar; records no problem for other values.
+    /// Returns the value if it is a text; records no problem for other values.
     pub(crate) fn plain_text(&self) -> Option<&'a str> {
         match &self.node.value {
             NodeValue::Text(text) => Some(text),
@@ -339,11 +342,11 @@ impl<'a> Field<'a> {
         if let Some((_, value)) = choices.iter().find(|(word, _)| *word == text) {
             return Some(value.clone());
         }
-        let names: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+        let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
         let problem = format!("{} is not a supported value", self.quoted_value());
-        match closest_word(text, &names) {
+        match closest_word(text, &words) {
             Some(word) => self.propose_word(problem, word),
-            None => self.reject(problem, format!("use {}", one_of(&names))),
+            None => self.reject(problem, format!("use {}", join_with_or(&words))),
         }
         None
     }
@@ -361,7 +364,7 @@ impl<'a> Field<'a> {
         Some(text.to_owned())
     }
 
-    /// Reads the elements of a list.
+    /// Reads the elements of a list of at most `max` elements.
     pub(crate) fn read_list(&self, max: usize) -> Option<Vec<Self>> {
         let NodeValue::List(list) = &self.node.value else {
             self.reject(
@@ -374,12 +377,12 @@ impl<'a> Field<'a> {
             self.reject(format!("has {} elements", list.len()), format!("use at most {max}"));
             return None;
         }
-        let element = |(index, node)| Field {
+        let to_field = |(index, node)| Field {
             node,
             path: format!("{}[{index}]", self.path),
             diagnostics: self.diagnostics,
         };
-        Some(list.iter().enumerate().map(element).collect())
+        Some(list.iter().enumerate().map(to_field).collect())
     }
 
     /// Reads each element of a list with `read`; elements with a problem are omitted.
@@ -390,13 +393,13 @@ impl<'a> Field<'a> {
 
     /// Reads the entries of a map with arbitrary keys.
     pub(crate) fn read_entries(&self) -> Option<Vec<(&'a str, Self)>> {
-        self.entries_or_reject("write a map of names and values")
+        self.read_entries_with_hint("write a map of names and values")
     }
 
-    /// As [`Self::read_entries`], with a hint for values that are not maps.
-    fn entries_or_reject(&self, hint: &str) -> Option<Vec<(&'a str, Self)>> {
+    /// Reads the entries of a map with arbitrary keys; `hint` is that for a value that is not a map.
+    fn read_entries_with_hint(&self, hint: &str) -> Option<Vec<(&'a str, Self)>> {
         let NodeValue::Map(map) = &self.node.value else {
-            self.reject(self.not_a_map(), hint);
+            self.reject(self.not_a_map_problem(), hint);
             return None;
         };
         let mut entries: Vec<(&str, Self)> = Vec::with_capacity(map.len());
@@ -435,36 +438,38 @@ impl<'a> Field<'a> {
     /// Reads a map from texts to texts, such as labels.
     pub(crate) fn read_text_map(&self) -> BTreeMap<String, String> {
         let entries =
-            self.entries_or_reject("write a map, such as {key: value}").unwrap_or_default();
-        let pair =
+            self.read_entries_with_hint("write a map, such as {key: value}").unwrap_or_default();
+        let read_pair =
             |(key, field): (&str, Self)| Some((key.to_owned(), field.read_text()?.to_owned()));
-        entries.into_iter().filter_map(pair).collect()
+        entries.into_iter().filter_map(read_pair).collect()
     }
 
     /// Reads the fields of a map; an unknown key is a problem.
-    pub(crate) fn read_fields(&self, known: &[&'static str]) -> Option<MapFields<'a>> {
-        self.read_fields_with_examples(known, &[])
+    pub(crate) fn read_fields(&self, known_keys: &[&'static str]) -> Option<MapFields<'a>> {
+        self.read_fields_with_examples(known_keys, &[])
     }
 
-    /// As [`Self::read_fields`], with example maps to propose in place of a scalar.
+    /// Reads the fields of a map; an unknown key is a problem. If the value is a scalar, the first of `examples` that
+    /// is accepted in its place is proposed.
     pub(crate) fn read_fields_with_examples(
         &self,
-        known: &[&'static str],
+        known_keys: &[&'static str],
         examples: &[MapEntries],
     ) -> Option<MapFields<'a>> {
         if !matches!(self.node.value, NodeValue::Map(_)) {
-            self.reject_scalar(known, examples);
+            self.reject_scalar(known_keys, examples);
             return None;
         }
-        let fields = self.any_fields()?;
-        fields.reject_unknown(known);
+        let fields = self.read_any_fields()?;
+        fields.reject_unknown(known_keys);
         Some(fields)
     }
 
-    /// Records a problem: a scalar in place of a map with these fields.
-    fn reject_scalar(&self, known: &[&'static str], examples: &[MapEntries]) {
-        let (problem, quoted) = (self.not_a_map(), self.quoted_value());
-        let hint = format!("write a map; its fields are {}", all_of(known));
+    /// Records the problem that the value is not a map. If it is a scalar, maps that contain it are candidates for a
+    /// proposal: first `examples`, then a map with the scalar under each key.
+    fn reject_scalar(&self, known_keys: &[&'static str], examples: &[MapEntries]) {
+        let (problem, quoted) = (self.not_a_map_problem(), self.quoted_value());
+        let hint = format!("write a map; its fields are {}", join_with_and(known_keys));
         let is_plain = match &self.node.value {
             NodeValue::Text(text) => {
                 let is_plain = |c: char| !c.is_control() && !matches!(c, '"' | '\\');
@@ -480,18 +485,18 @@ impl<'a> Field<'a> {
         if !is_plain {
             return self.reject(problem, hint);
         }
-        let wrapped = known.iter().map(|key| vec![(*key, None)]);
-        let candidates = examples.iter().cloned().chain(wrapped).collect();
+        let single_entry_maps = known_keys.iter().map(|key| vec![(*key, None)]);
+        let candidates = examples.iter().cloned().chain(single_entry_maps).collect();
         self.reject_with_replacement(problem, hint, Replacement::Map { quoted, candidates });
     }
 
-    fn not_a_map(&self) -> String {
+    fn not_a_map_problem(&self) -> String {
         format!("is {}, not a map", self.quoted_value())
     }
 
     /// Reads the fields of a map with any keys.
-    pub(crate) fn any_fields(&self) -> Option<MapFields<'a>> {
-        let entries = self.entries_or_reject("write a map of fields")?;
+    pub(crate) fn read_any_fields(&self) -> Option<MapFields<'a>> {
+        let entries = self.read_entries_with_hint("write a map of fields")?;
         Some(MapFields { entries, map: self.clone() })
     }
 
@@ -511,7 +516,7 @@ pub(crate) fn append_key(path: &str, key: &str) -> String {
     }
 }
 
-/// The problem with an unknown field.
+/// The problem text of an unknown field.
 pub const UNKNOWN_FIELD: &str = "is an unknown field";
 
 /// Parses an integer of YAML's core schema.
@@ -533,7 +538,7 @@ fn truncate_text(text: &str) -> String {
     }
 }
 
-/// Limit of the characters of a value quoted in a message.
+/// Maximum number of characters of a value quoted in a message.
 const MAX_QUOTED_CHARACTERS: usize = 80;
-/// Limit of the problems reported per document; the rest appears once these are corrected.
+/// Maximum number of problems reported per document; further ones are reported once these are corrected.
 const MAX_PROBLEMS: usize = 20;

@@ -18,8 +18,8 @@ use crate::scan::{
 
 /// Objects from YAML files and directories.
 ///
-/// The last valid state stays in force, per object: if a document is rejected, the last valid version of its
-/// object from the same file stays in force. A file that cannot be read or parsed keeps all its objects. Absence
+/// The last valid version of each object stays active: if a document is rejected, the source retains the previous
+/// version of its object from the same file. A file that cannot be read or parsed keeps all its objects. Absence
 /// is not deletion: a missing path, a dangling link, and an empty directory in place of another one (an
 /// unmounted share) keep their objects. A file counts as deleted if its directory exists and no longer contains
 /// it. An object defined in two files belongs to the first file that defined it.
@@ -31,7 +31,8 @@ pub struct FileSource {
     uncertain_files: BTreeMap<PathBuf, UncertainFile>,
     /// The identities of directories that have had entries.
     directories: BTreeMap<PathBuf, DirectoryIdentity>,
-    /// The time of the next reading while a path is missing. The reading is timed because a mount causes no event.
+    /// The time of the next reading while a path is missing. Files are read again at this time because a mount causes
+    /// no event.
     missing_retry_at: Option<Instant>,
     /// The reported objects and their files.
     reported: BTreeMap<ObjectKey, (Object, PathBuf)>,
@@ -46,9 +47,9 @@ pub struct RegistryUpdate {
     pub rejected: Vec<RejectedDocument>,
     /// All current warnings.
     pub warnings: Vec<Warning>,
-    /// The number of objects in force.
+    /// The number of active objects.
     pub objects: usize,
-    /// The file locations of the objects in force.
+    /// The file locations of the active objects.
     pub locations: Vec<ObjectLocation>,
     /// The time of the first file system event that caused this reading; `None` if no event did.
     pub first_event_at: Option<Instant>,
@@ -58,8 +59,10 @@ impl RegistryUpdate {
     /// Returns the rejections that may hide the mesh's `MeshConfig` on a first reading: there is no previous
     /// state then, and the default policy is `allow`.
     pub fn possible_mesh_config_rejections(&self) -> impl Iterator<Item = &RejectedDocument> {
-        let has_mesh_config =
-            self.changes.iter().any(|c| matches!(c, Change::Upsert(Object::MeshConfig(_))));
+        let has_mesh_config = self
+            .changes
+            .iter()
+            .any(|change| matches!(change, Change::Upsert(Object::MeshConfig(_))));
         self.rejected.iter().filter(move |rejected| match rejected.at.kind.as_deref() {
             Some(kind) => kinds::may_be_mesh_config(kind),
             // A whole file, or a document without a kind.
@@ -68,12 +71,12 @@ impl RegistryUpdate {
     }
 }
 
-/// The location of an object in force.
+/// The location of an active object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectLocation {
-    /// The object.
+    /// The kind and name of the object.
     pub key: ObjectKey,
-    /// The file.
+    /// The path of the file that defines it.
     pub file: PathBuf,
     /// The first line of its document in the last valid reading, counted from 1.
     pub line: u32,
@@ -91,7 +94,7 @@ struct ValidDocument {
 /// A file that lost objects and is possibly being written.
 #[derive(Debug)]
 struct UncertainFile {
-    /// Its latest content.
+    /// The latest content of the file.
     text: String,
     /// The time of the first reading with this content.
     unchanged_since: Instant,
@@ -154,8 +157,9 @@ impl FileSource {
         self.apply_scan(scan, None)
     }
 
-    /// As [`FileSource::reload`], but a file that lost objects and looks partially written keeps its objects until
-    /// a later reading finds it unchanged, at most for [`MAX_UNCERTAIN_TIME`].
+    /// Reads everything and returns the changes since the last report. Unlike with [`FileSource::reload`], a file that
+    /// lost objects and looks partially written keeps its objects until a later reading finds it unchanged, at most
+    /// for [`MAX_UNCERTAIN_TIME`].
     pub(crate) fn reload_with_grace(&mut self, now: Instant) -> RegistryUpdate {
         let scan = scan_paths(&self.paths, ContentMode::Read);
         self.apply_scan(scan, Some(now))
@@ -170,12 +174,12 @@ impl FileSource {
             .min()
     }
 
-    /// Returns the objects in force.
+    /// Returns the active objects.
     pub fn objects(&self) -> impl Iterator<Item = &Object> {
         self.reported.values().map(|(object, _)| object)
     }
 
-    /// Returns the locations of the objects in force.
+    /// Returns the locations of the active objects.
     #[must_use]
     pub fn object_locations(&self) -> Vec<ObjectLocation> {
         let to_location = |(key, (_, file)): (&ObjectKey, &(Object, PathBuf))| {
@@ -188,24 +192,25 @@ impl FileSource {
         self.reported.iter().filter_map(to_location).collect()
     }
 
-    /// Returns the warnings about the objects in force as a whole, with locations.
+    /// Returns the warnings about the active objects as a whole, with locations.
     #[must_use]
     pub fn lint_warnings(&self) -> Vec<Warning> {
         let objects: Vec<Object> = self.objects().cloned().collect();
         let mut warnings = lint_objects(&objects);
-        warnings.extend(objects.iter().filter_map(cluster_only_warning));
-        let locations: BTreeMap<String, ObjectLocation> = self
+        warnings.extend(objects.iter().filter_map(warn_about_cluster_only_kind));
+        let locations_by_object: BTreeMap<String, ObjectLocation> = self
             .object_locations()
             .into_iter()
             .map(|location| {
                 (object_text(&DocumentLocation::for_object(&location.key, "")), location)
             })
             .collect();
-        let mut lines = FieldLines::default();
+        let mut field_lines = FieldLines::default();
         for warning in &mut warnings {
-            let Some(location) = locations.get(&object_text(&warning.at)) else { continue };
+            let object = object_text(&warning.at);
+            let Some(location) = locations_by_object.get(&object) else { continue };
             let field = warning.at.field.as_deref().unwrap_or_default();
-            let line = lines.line_of(&location.file, location.line, field);
+            let line = field_lines.find_line(&location.file, location.line, field);
             warning.at.file = Some(location.file.display().to_string());
             warning.at.line = Some(line.unwrap_or(location.line));
         }
@@ -226,9 +231,9 @@ impl FileSource {
     /// objects for a grace period.
     fn apply_scan(&mut self, mut scan: Scan, grace_start: Option<Instant>) -> RegistryUpdate {
         self.retain_replaced_directories(&mut scan);
-        for link in std::mem::take(&mut scan.dangling) {
+        for link in std::mem::take(&mut scan.dangling_links) {
             if self.has_files_below(&link) {
-                scan.reject_dangling(&link);
+                scan.reject_dangling_link(&link);
             }
         }
         let (mut rejected, name_warnings) = (scan.rejected, scan.warnings);
@@ -242,15 +247,15 @@ impl FileSource {
                         FileReading::from_text(&path.display().to_string(), &text, &previous);
                     rejected.extend(reading.rejected);
                     let mut documents = reading.documents;
-                    let lost = lost_objects(&previous, &documents);
+                    let lost_documents = find_lost_documents(&previous, &documents);
                     if let Some(now) = grace_start
-                        && !lost.is_empty()
+                        && !lost_documents.is_empty()
                         && looks_unfinished(&text)
                     {
                         let uncertain =
                             UncertainFile::from_reading(text, uncertain_files.remove(&path), now);
                         if now < uncertain.accepted_at() {
-                            documents.extend(lost);
+                            documents.extend(lost_documents);
                             self.uncertain_files.insert(path.clone(), uncertain);
                         }
                     }
@@ -268,17 +273,17 @@ impl FileSource {
             };
             self.files.insert(path, documents);
         }
-        // The documents of files in directories that currently cannot be listed stay.
+        // The documents of files in directories that currently cannot be listed are retained.
         let is_unknown =
-            |path: &PathBuf| scan.unknown.iter().any(|unknown| path.starts_with(unknown));
-        let retained = previous_files.into_iter().filter(|(path, _)| is_unknown(path));
-        self.files.extend(retained);
+            |path: &PathBuf| scan.unknown_paths.iter().any(|unknown| path.starts_with(unknown));
+        let retained_files = previous_files.into_iter().filter(|(path, _)| is_unknown(path));
+        self.files.extend(retained_files);
         self.missing_retry_at =
             grace_start.filter(|_| scan.needs_retry).map(|now| now + MISSING_RETRY_INTERVAL);
-        let (current, mut warnings) = self.resolve_duplicates(&mut rejected);
+        let (current_objects, mut warnings) = self.resolve_duplicates(&mut rejected);
         warnings.extend(name_warnings);
-        let changes = compare_objects(&self.reported, &current);
-        self.reported = current;
+        let changes = compare_objects(&self.reported, &current_objects);
+        self.reported = current_objects;
         rejected.sort();
         let (objects, locations) = (self.reported.len(), self.object_locations());
         RegistryUpdate { changes, rejected, warnings, objects, locations, first_event_at: None }
@@ -287,26 +292,27 @@ impl FileSource {
     /// Retains the objects of a directory that was replaced by an empty one: an unmounted share, or a checkout in
     /// progress.
     fn retain_replaced_directories(&mut self, scan: &mut Scan) {
-        let mut replaced = Vec::new();
+        let mut replaced_directories = Vec::new();
         for (path, listed) in &scan.directories {
-            let previous = self.directories.get(path);
-            if listed.is_empty && previous != Some(&listed.identity) {
-                replaced.push(path.clone());
+            let previous_identity = self.directories.get(path);
+            if listed.is_empty && previous_identity != Some(&listed.identity) {
+                replaced_directories.push(path.clone());
             } else {
                 self.directories.insert(path.clone(), listed.identity);
             }
         }
-        for path in replaced {
+        for path in replaced_directories {
             if self.has_files_below(&path) {
                 scan.needs_retry = true;
                 let problem = "is empty, and is not the directory that was read before";
-                scan.rejected.push(scan::path_rejection(&path, problem, HINT_REPLACED));
-                scan.unknown.push(path);
+                scan.rejected.push(scan::path_rejection(&path, problem, REPLACED_HINT));
+                scan.unknown_paths.push(path);
             }
         }
-        let (listed, unknown) = (&scan.directories, &scan.unknown);
+        let (listed_directories, unknown_paths) = (&scan.directories, &scan.unknown_paths);
         self.directories.retain(|path, _| {
-            listed.contains_key(path) || unknown.iter().any(|unknown| path.starts_with(unknown))
+            listed_directories.contains_key(path)
+                || unknown_paths.iter().any(|unknown| path.starts_with(unknown))
         });
     }
 
@@ -342,24 +348,25 @@ impl FileSource {
         }
         for (path, document) in duplicates {
             if let Some((file, first)) = selected.get(&document.key) {
-                let first = format!("{}:{}", file.display(), first.position.line);
-                rejected.push(duplicate_rejection(&path.display().to_string(), document, &first));
+                let first_location = format!("{}:{}", file.display(), first.position.line);
+                let file = path.display().to_string();
+                rejected.push(duplicate_rejection(&file, document, &first_location));
             }
         }
         let warnings = selected.values().flat_map(|(_, document)| &document.warnings);
         let mut warnings: Vec<Warning> = warnings.cloned().collect();
         warnings.sort();
-        let current = selected.into_values().map(|(path, document)| {
-            let object = (document.object.clone(), path.clone());
-            (document.key.clone(), object)
+        let current_objects = selected.into_values().map(|(path, document)| {
+            let object_and_file = (document.object.clone(), path.clone());
+            (document.key.clone(), object_and_file)
         });
-        (current.collect(), warnings)
+        (current_objects.collect(), warnings)
     }
 }
 
 /// Returns the documents currently in a file; none if it cannot be read.
 fn read_documents(file: &Path) -> Vec<DocumentNode> {
-    match scan::read(file, &mut MAX_FILE_BYTES.clone()) {
+    match scan::read_file(file, &mut MAX_FILE_BYTES.clone()) {
         FileContent::Text(text) => parse_documents(&text).unwrap_or_default(),
         FileContent::Unreadable(_) | FileContent::Absent => Vec::new(),
     }
@@ -393,7 +400,7 @@ impl FileReading {
             }
         };
         let mut reading = Self { documents: Vec::new(), rejected: Vec::new() };
-        let mut lines: BTreeMap<ObjectKey, u32> = BTreeMap::new();
+        let mut first_lines: BTreeMap<ObjectKey, u32> = BTreeMap::new();
         let mut rejected_identities: Vec<DeclaredIdentity> = Vec::new();
         for node in &nodes {
             let document_reading = kinds::read(Some(file), node);
@@ -405,7 +412,7 @@ impl FileReading {
                         position: document_reading.position,
                         warnings: accepted.warnings,
                     };
-                    reading.add_document(file, document, &mut lines);
+                    reading.add_document(file, document, &mut first_lines);
                 }
                 Err(rejected) => {
                     reading.rejected.extend(rejected);
@@ -417,19 +424,20 @@ impl FileReading {
         reading
     }
 
+    /// Adds a document, or rejects it if `first_lines` contains the line of another definition of its object.
     fn add_document(
         &mut self,
         file: &str,
         document: ValidDocument,
-        lines: &mut BTreeMap<ObjectKey, u32>,
+        first_lines: &mut BTreeMap<ObjectKey, u32>,
     ) {
-        match lines.get(&document.key) {
+        match first_lines.get(&document.key) {
             Some(line) => {
-                let first = format!("{file}:{line}");
-                self.rejected.push(duplicate_rejection(file, &document, &first));
+                let first_location = format!("{file}:{line}");
+                self.rejected.push(duplicate_rejection(file, &document, &first_location));
             }
             None => {
-                lines.insert(document.key.clone(), document.position.line);
+                first_lines.insert(document.key.clone(), document.position.line);
                 self.documents.push(document);
             }
         }
@@ -446,18 +454,21 @@ impl FileReading {
         }
         let current_keys: BTreeSet<ObjectKey> =
             self.documents.iter().map(|document| document.key.clone()).collect();
-        let retained = previous.iter().filter(|document| {
+        let retained_documents = previous.iter().filter(|document| {
             !current_keys.contains(&document.key)
                 && rejected_identities.iter().any(|identity| identity.may_define(&document.key))
         });
-        self.documents.extend(retained.cloned());
+        self.documents.extend(retained_documents.cloned());
     }
 }
 
 /// Returns the previous documents with objects that the current ones no longer define.
-fn lost_objects(previous: &[ValidDocument], current: &[ValidDocument]) -> Vec<ValidDocument> {
-    let keys: BTreeSet<&ObjectKey> = current.iter().map(|document| &document.key).collect();
-    previous.iter().filter(|document| !keys.contains(&document.key)).cloned().collect()
+fn find_lost_documents(
+    previous: &[ValidDocument],
+    current: &[ValidDocument],
+) -> Vec<ValidDocument> {
+    let current_keys: BTreeSet<&ObjectKey> = current.iter().map(|document| &document.key).collect();
+    previous.iter().filter(|document| !current_keys.contains(&document.key)).cloned().collect()
 }
 
 /// True if the text may be the beginning of a longer text that is being written.
@@ -465,27 +476,36 @@ fn looks_unfinished(text: &str) -> bool {
     text.trim().is_empty() || !text.ends_with('\n')
 }
 
-fn duplicate_rejection(file: &str, document: &ValidDocument, first: &str) -> RejectedDocument {
+/// Returns the rejection of a further definition of an object; `first_location` is the file and line of the first one.
+fn duplicate_rejection(
+    file: &str,
+    document: &ValidDocument,
+    first_location: &str,
+) -> RejectedDocument {
     let mut at = DocumentLocation::for_object(&document.key, "metadata.name");
     at.file = Some(file.to_owned());
     at.line = Some(document.position.line);
     at.column = Some(document.position.column);
     let (problem, hint) = match document.key {
         ObjectKey::MeshConfig => {
-            let problem = format!("a mesh has one MeshConfig, and {first} is in force");
+            let problem = format!("a mesh has one MeshConfig, and {first_location} is in force");
             (problem, "remove one of the two: its name makes no difference")
         }
-        _ => (format!("is already defined at {first}"), "remove one of the two, or rename it"),
+        _ => {
+            let problem = format!("is already defined at {first_location}");
+            (problem, "remove one of the two, or rename it")
+        }
     };
     RejectedDocument { at, problem, hint: hint.to_owned() }
 }
 
+/// Returns the changes from the previous to the current objects: removals first, then additions and updates.
 fn compare_objects(
     previous: &BTreeMap<ObjectKey, (Object, PathBuf)>,
     current: &BTreeMap<ObjectKey, (Object, PathBuf)>,
 ) -> Vec<Change> {
-    let removed = previous.keys().filter(|key| !current.contains_key(*key));
-    let removals = removed.cloned().map(Change::Remove);
+    let removed_keys = previous.keys().filter(|key| !current.contains_key(*key));
+    let removals = removed_keys.cloned().map(Change::Remove);
     let upserts = current.iter().filter_map(|(key, (object, _))| {
         let is_unchanged = previous.get(key).is_some_and(|(previous, _)| previous == object);
         (!is_unchanged).then(|| Change::Upsert(object.clone()))
@@ -498,9 +518,9 @@ fn compare_objects(
 pub struct FieldLines(BTreeMap<PathBuf, Vec<DocumentNode>>);
 
 impl FieldLines {
-    /// Returns the line of a field in the document that begins at this line of a file; for an absent field, the
-    /// line of its parent. Reads the file.
-    pub fn line_of(&mut self, file: &Path, first_line: u32, field: &str) -> Option<u32> {
+    /// Returns the line of a field in the document that begins at `first_line` of a file; for an absent field, the
+    /// line of its parent. `None` if no document begins there, or if the file cannot be read.
+    pub fn find_line(&mut self, file: &Path, first_line: u32, field: &str) -> Option<u32> {
         let documents = self.0.entry(file.to_owned()).or_insert_with(|| read_documents(file));
         let document = documents.iter().find(|document| document.position.line == first_line)?;
         Some(field_position(document, field).line)
@@ -509,12 +529,13 @@ impl FieldLines {
 
 /// Adds file and line to warnings without them: those of the document that defines the object.
 pub fn locate_warnings(warnings: &mut [Warning], locations: &[ObjectLocation]) {
-    let locations: BTreeMap<String, &ObjectLocation> = locations
+    let locations_by_object: BTreeMap<String, &ObjectLocation> = locations
         .iter()
         .map(|location| (object_text(&DocumentLocation::for_object(&location.key, "")), location))
         .collect();
     for warning in warnings.iter_mut().filter(|warning| warning.at.file.is_none()) {
-        let Some(location) = locations.get(&object_text(&warning.at)) else { continue };
+        let object = object_text(&warning.at);
+        let Some(location) = locations_by_object.get(&object) else { continue };
         warning.at.file = Some(location.file.display().to_string());
         warning.at.line = Some(location.line);
     }
@@ -538,11 +559,12 @@ const UNCHANGED_TIME: Duration = Duration::from_millis(250);
 const MAX_UNCERTAIN_TIME: Duration = Duration::from_millis(600);
 /// The interval between checks for a missing path.
 const MISSING_RETRY_INTERVAL: Duration = Duration::from_millis(500);
-const HINT_REPLACED: &str = "mount or fill it; until then its last content stays in force (to \
+/// The hint for a directory in place of the one that was read before.
+const REPLACED_HINT: &str = "mount or fill it; until then its last content stays in force (to \
                                delete those objects, add a file `none.yaml` with a comment)";
 
 /// Returns a warning for an object that has no effect in a mesh configured by files.
-fn cluster_only_warning(object: &Object) -> Option<Warning> {
+fn warn_about_cluster_only_kind(object: &Object) -> Option<Warning> {
     matches!(object, Object::AccessCert(_)).then(|| Warning {
         at: DocumentLocation::for_object(&object.object_key(), "spec.secret"),
         problem:
@@ -566,7 +588,8 @@ mod tests {
         )
     }
 
-    /// Checks the number of objects in force after each reading, given as (time in ms, text, objects).
+    /// Checks the number of active objects after each reading, given as (time in ms, text, objects). Without a text,
+    /// the file is removed.
     fn check_readings(readings: &[(u64, Option<&str>, usize)]) {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("a.yaml");
@@ -583,12 +606,11 @@ mod tests {
             assert_eq!(update.objects, *objects, "{time} ms: {readings:?}");
             assert_eq!(update.rejected, [], "{time} ms: {readings:?}");
         }
-        let is_settled = source.next_reload_at().is_none();
-        assert!(is_settled, "no reading is due after {readings:?}");
+        assert!(source.next_reload_at().is_none(), "no reading is due after {readings:?}");
     }
 
     #[test]
-    fn objects_missing_from_a_partially_written_file_stay_in_force() {
+    fn objects_missing_from_a_partially_written_file_stay_active() {
         let (a, both_documents) =
             (service_document("a"), service_document("a") + &service_document("b"));
         let truncated = format!("{a}---\n# b comes");

@@ -34,8 +34,8 @@ pub(crate) fn apply_hints(
     read: impl Fn(&DocumentNode) -> Vec<FieldDiagnostic>,
 ) -> Vec<FieldDiagnostic> {
     let mut attempts_left = MAX_MAP_ATTEMPTS;
-    let mut reported: Vec<FieldDiagnostic> = Vec::new();
-    let consequences = caused_by_misspelling(node, &problems, &read);
+    let mut reported_problems: Vec<FieldDiagnostic> = Vec::new();
+    let consequences = find_consequences_of_misspellings(node, &problems, &read);
     for (index, diagnostic) in problems.into_iter().enumerate() {
         if consequences.contains(&index) {
             continue;
@@ -46,17 +46,17 @@ pub(crate) fn apply_hints(
                     && previous.problem == diagnostic.problem
                     && previous.hint == diagnostic.hint
             };
-            if !reported.iter().any(is_duplicate) {
-                reported.push(diagnostic);
+            if !reported_problems.iter().any(is_duplicate) {
+                reported_problems.push(diagnostic);
             }
         }
     }
-    reported
+    reported_problems
 }
 
-/// Returns the indices of the problems that only a misspelled key causes: the missing key, and the problem of an
-/// enclosing map.
-fn caused_by_misspelling(
+/// Returns the indices of the problems that disappear once a misspelled key is corrected: that of the missing key,
+/// and those of enclosing maps.
+fn find_consequences_of_misspellings(
     node: &DocumentNode,
     problems: &[FieldDiagnostic],
     read: &impl Fn(&DocumentNode) -> Vec<FieldDiagnostic>,
@@ -64,36 +64,39 @@ fn caused_by_misspelling(
     let mut consequences = BTreeSet::new();
     for diagnostic in problems {
         let Some(replacement @ Replacement::Key(_)) = &diagnostic.replacement else { continue };
-        let path = path_after(&diagnostic.field, replacement);
+        let path = path_after_replacement(&diagnostic.field, replacement);
         let is_enclosing = |other: &FieldDiagnostic| {
-            let rest = diagnostic.field.strip_prefix(&other.field);
+            let suffix = diagnostic.field.strip_prefix(&other.field);
             other.field == path
                 || other.field.is_empty()
-                || rest.is_some_and(|rest| rest.starts_with(['.', '[']))
+                || suffix.is_some_and(|suffix| suffix.starts_with(['.', '[']))
         };
-        let enclosing = problems.iter().enumerate().filter(|(_, other)| is_enclosing(other));
-        let enclosing: Vec<(usize, &FieldDiagnostic)> = enclosing.collect();
-        let mut changed = node.clone();
-        if enclosing.is_empty() || !apply_replacement(&mut changed, &diagnostic.field, replacement)
+        let enclosing_problems: Vec<(usize, &FieldDiagnostic)> =
+            problems.iter().enumerate().filter(|(_, other)| is_enclosing(other)).collect();
+        let mut changed_document = node.clone();
+        if enclosing_problems.is_empty()
+            || !apply_replacement(&mut changed_document, &diagnostic.field, replacement)
         {
             continue;
         }
-        let remaining = read(&changed);
-        if remaining.iter().any(|remaining| remaining.problem.starts_with(DUPLICATE_KEY)) {
+        let remaining_problems = read(&changed_document);
+        if remaining_problems.iter().any(|remaining| remaining.problem.starts_with(DUPLICATE_KEY)) {
             continue;
         }
         let remains = |other: &FieldDiagnostic| {
-            remaining.iter().any(|remaining| {
+            remaining_problems.iter().any(|remaining| {
                 remaining.field == other.field && remaining.problem == other.problem
             })
         };
-        consequences
-            .extend(enclosing.iter().filter(|(_, other)| !remains(other)).map(|(index, _)| *index));
+        consequences.extend(
+            enclosing_problems.iter().filter(|(_, other)| !remains(other)).map(|(index, _)| *index),
+        );
     }
     consequences
 }
 
-/// Applies the replacement of one problem; returns the problem, or the problems of the replacement.
+/// Applies the replacement of one problem. Returns the problem if the replacement is accepted, otherwise the
+/// problems of the replacement.
 fn follow_hint(
     node: &DocumentNode,
     diagnostic: FieldDiagnostic,
@@ -104,17 +107,17 @@ fn follow_hint(
     if let Replacement::Map { quoted, candidates } = replacement {
         return vec![propose_map(node, diagnostic, &quoted, candidates, read, attempts_left)];
     }
-    let path = path_after(&diagnostic.field, &replacement);
-    let mut changed = node.clone();
-    if !apply_replacement(&mut changed, &diagnostic.field, &replacement) {
+    let path = path_after_replacement(&diagnostic.field, &replacement);
+    let mut changed_document = node.clone();
+    if !apply_replacement(&mut changed_document, &diagnostic.field, &replacement) {
         return vec![diagnostic];
     }
     let is_below = |other: &FieldDiagnostic| {
-        let rest = other.field.strip_prefix(&path);
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        let suffix = other.field.strip_prefix(&path);
+        suffix.is_some_and(|suffix| suffix.is_empty() || suffix.starts_with(['.', '[']))
     };
     let mut new_problems: Vec<FieldDiagnostic> =
-        read(&changed).into_iter().filter(is_below).collect();
+        read(&changed_document).into_iter().filter(is_below).collect();
     for diagnostic in &mut new_problems {
         // Maps are tried only in the unmodified document.
         diagnostic
@@ -138,8 +141,8 @@ fn follow_hint(
             let quoted =
                 format!("\"{}\"", diagnostic.problem.split(' ').next().unwrap_or_default());
             for diagnostic in &mut new_problems {
-                if let Some(rest) = diagnostic.problem.strip_prefix(&quoted) {
-                    diagnostic.problem = format!("{}{rest}", quoted.trim_matches('"'));
+                if let Some(suffix) = diagnostic.problem.strip_prefix(&quoted) {
+                    diagnostic.problem = format!("{}{suffix}", quoted.trim_matches('"'));
                 }
             }
             new_problems
@@ -154,22 +157,26 @@ fn merge_value_problems(
     path: &str,
     value_problems: Vec<FieldDiagnostic>,
 ) -> Vec<FieldDiagnostic> {
-    let mut result = Vec::new();
-    for mut value in value_problems {
-        if value.field != path {
-            let rest = value.field.strip_prefix(path).unwrap_or_default();
-            value.field = format!("{}{rest}", diagnostic.field);
-            result.push(value);
+    let mut diagnostics = Vec::new();
+    for mut value_diagnostic in value_problems {
+        if value_diagnostic.field != path {
+            let suffix = value_diagnostic.field.strip_prefix(path).unwrap_or_default();
+            value_diagnostic.field = format!("{}{suffix}", diagnostic.field);
+            diagnostics.push(value_diagnostic);
             continue;
         }
-        let subject = if value.problem.starts_with("is ") { "Its value " } else { "" };
-        diagnostic.hint.push_str(&format!(" {subject}{}: {}", value.problem, value.hint));
+        let subject = if value_diagnostic.problem.starts_with("is ") { "Its value " } else { "" };
+        diagnostic.hint.push_str(&format!(
+            " {subject}{}: {}",
+            value_diagnostic.problem, value_diagnostic.hint
+        ));
     }
-    result.insert(0, diagnostic);
-    result
+    diagnostics.insert(0, diagnostic);
+    diagnostics
 }
 
-/// Completes a diagnostic about a scalar in place of a map with the first accepted map.
+/// Replaces the hint of a diagnostic about a scalar in place of a map: the new hint proposes the first accepted
+/// candidate. If none is accepted, the hint is unchanged.
 fn propose_map(
     node: &DocumentNode,
     diagnostic: FieldDiagnostic,
@@ -178,22 +185,23 @@ fn propose_map(
     read: &impl Fn(&DocumentNode) -> Vec<FieldDiagnostic>,
     attempts_left: &mut usize,
 ) -> FieldDiagnostic {
-    let accepted = candidates.into_iter().find(|entries| {
+    let accepted_entries = candidates.into_iter().find(|entries| {
         let replacement =
             Replacement::Map { quoted: String::new(), candidates: vec![entries.clone()] };
-        let mut changed = node.clone();
-        if *attempts_left == 0 || !apply_replacement(&mut changed, &diagnostic.field, &replacement)
+        let mut changed_document = node.clone();
+        if *attempts_left == 0
+            || !apply_replacement(&mut changed_document, &diagnostic.field, &replacement)
         {
             return false;
         }
         *attempts_left -= 1;
         let is_below = |other: &FieldDiagnostic| {
-            let rest = other.field.strip_prefix(&diagnostic.field);
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+            let suffix = other.field.strip_prefix(&diagnostic.field);
+            suffix.is_some_and(|suffix| suffix.is_empty() || suffix.starts_with(['.', '[']))
         };
-        !read(&changed).iter().any(is_below)
+        !read(&changed_document).iter().any(is_below)
     });
-    let hint = match accepted {
+    let hint = match accepted_entries {
         Some(entries) => {
             let entries =
                 entries.iter().map(|(key, text)| format!("{key}: {}", text.unwrap_or(quoted)));
@@ -204,8 +212,8 @@ fn propose_map(
     FieldDiagnostic { hint, replacement: None, ..diagnostic }
 }
 
-/// Returns the path of a value after a replacement, which may change its key.
-fn path_after(path: &str, replacement: &Replacement) -> String {
+/// Returns the path that a value has after the replacement: another one if the replacement changes its key.
+fn path_after_replacement(path: &str, replacement: &Replacement) -> String {
     let Replacement::Key(key) = replacement else { return path.to_owned() };
     match parent_path(path) {
         "" => key.clone(),
@@ -267,13 +275,13 @@ fn replace_scalar(value: &mut NodeValue, replacement: &Replacement) -> bool {
         (_, Replacement::Number(text)) => NodeValue::Number(text.clone()),
         (scalar, Replacement::Map { candidates, .. }) => {
             let [entries] = &candidates[..] else { return false };
-            let node = |value| DocumentNode { position: TextPosition::default(), value };
-            let entry = |(key, text): &(&str, Option<&str>)| {
+            let new_node = |value| DocumentNode { position: TextPosition::default(), value };
+            let to_entry = |(key, text): &(&str, Option<&str>)| {
                 let value =
                     text.map_or_else(|| scalar.clone(), |text| NodeValue::Text(text.to_owned()));
-                (node(NodeValue::Text((*key).to_owned())), node(value))
+                (new_node(NodeValue::Text((*key).to_owned())), new_node(value))
             };
-            NodeValue::Map(entries.iter().map(entry).collect())
+            NodeValue::Map(entries.iter().map(to_entry).collect())
         }
         _ => return false,
     };
@@ -283,7 +291,7 @@ fn replace_scalar(value: &mut NodeValue, replacement: &Replacement) -> bool {
 
 /// The start of the problem text for a duplicate key.
 pub(crate) const DUPLICATE_KEY: &str = "is defined twice";
-/// Limit of the proposed maps that are verified per document.
+/// Maximum number of proposed maps that are verified per document.
 const MAX_MAP_ATTEMPTS: usize = 16;
 
 #[cfg(test)]

@@ -26,7 +26,8 @@ pub fn read_gateway_route(object: &Json) -> Result<GatewayRoute, Vec<RejectedDoc
     kinds::read_gateway_route(&to_node(object))
 }
 
-/// Converts a JSON value to a document node without position. The JSON parser has bounded the depth.
+/// Converts a JSON value to a document node without a position. The recursion is bounded: the JSON parser limits the
+/// depth.
 fn to_node(json: &Json) -> DocumentNode {
     let value = match json {
         Json::Null => NodeValue::Null,

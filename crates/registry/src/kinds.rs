@@ -57,7 +57,7 @@ use crate::field::{DiagnosticCollector, Field, FieldDiagnostic, MapFields};
 use crate::foreign::{kind_for_synonym, replacement_hint};
 use crate::hint;
 use crate::rejected::{DocumentLocation, RejectedDocument, Warning};
-use crate::suggest::{closest_word, one_of};
+use crate::suggest::{closest_word, join_with_or};
 
 /// Reads one document, from a file or an API server.
 pub(crate) fn read(file: Option<&str>, node: &DocumentNode) -> DocumentReading {
@@ -103,9 +103,10 @@ pub(crate) fn find_problems(file: Option<&str>, node: &DocumentNode) -> Vec<Fiel
 pub(crate) fn read_gateway_route(
     node: &DocumentNode,
 ) -> Result<GatewayRoute, Vec<RejectedDocument>> {
-    let (route, problems) = gateway_route_and_problems(node);
+    let (route, problems) = read_gateway_route_and_problems(node);
     let is_rejected = !problems.is_empty();
-    let problems = hint::apply_hints(node, problems, |node| gateway_route_and_problems(node).1);
+    let problems =
+        hint::apply_hints(node, problems, |node| read_gateway_route_and_problems(node).1);
     let identity = DeclaredIdentity::from_node(node);
     let to_rejection = |diagnostic: FieldDiagnostic| RejectedDocument {
         at: identity.diagnostic_location(None, &diagnostic),
@@ -118,10 +119,12 @@ pub(crate) fn read_gateway_route(
     }
 }
 
-fn gateway_route_and_problems(node: &DocumentNode) -> (Option<GatewayRoute>, Vec<FieldDiagnostic>) {
+fn read_gateway_route_and_problems(
+    node: &DocumentNode,
+) -> (Option<GatewayRoute>, Vec<FieldDiagnostic>) {
     let diagnostics = DiagnosticCollector::for_file(None);
     let root = Field::root(node, &diagnostics);
-    let route = root.any_fields().and_then(|fields| {
+    let route = root.read_any_fields().and_then(|fields| {
         let kind = read_kind(&fields)?;
         let metadata =
             fields.require("metadata").and_then(|metadata| read_metadata(kind, metadata))?;
@@ -143,7 +146,7 @@ pub(crate) struct AcceptedDocument {
     pub(crate) warnings: Vec<Warning>,
 }
 
-/// The declared kind, namespace and name, as far as they are readable in an invalid document.
+/// The kind, namespace and name that a document declares. Fields that are absent or not texts are `None`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DeclaredIdentity {
     kind: Option<String>,
@@ -153,32 +156,32 @@ pub(crate) struct DeclaredIdentity {
 
 impl DeclaredIdentity {
     fn from_node(node: &DocumentNode) -> Self {
-        let text = |node: Option<&DocumentNode>| match node.map(|n| &n.value) {
+        let read_text = |node: Option<&DocumentNode>| match node.map(|node| &node.value) {
             Some(NodeValue::Text(text)) => {
                 Some(text.chars().take(MAX_IDENTITY_CHARACTERS).collect())
             }
             _ => None,
         };
-        let kind: Option<String> = text(find_entry(node, "kind"));
+        let kind: Option<String> = read_text(find_entry(node, "kind"));
         let metadata = find_entry(node, "metadata");
-        let namespace_entry = metadata.and_then(|m| find_entry(m, "namespace"));
+        let namespace_entry = metadata.and_then(|metadata| find_entry(metadata, "namespace"));
         let namespace = match namespace_entry {
             None if kind.as_deref() == Some(DocumentKind::MeshConfig.kind_name()) => None,
             None => Some(NAMESPACE_DEFAULT.to_owned()),
-            Some(_) => text(namespace_entry),
+            Some(_) => read_text(namespace_entry),
         };
-        Self { namespace, name: text(metadata.and_then(|m| find_entry(m, "name"))), kind }
+        let name = read_text(metadata.and_then(|metadata| find_entry(metadata, "name")));
+        Self { namespace, name, kind }
     }
 
-    /// True if the rejected document may define this object. The last valid version of such an object stays in
-    /// force.
+    /// True if the rejected document may define this object. The last valid version of such an object stays active.
     pub(crate) fn may_define(&self, key: &ObjectKey) -> bool {
         let location = DocumentLocation::for_object(key, "");
         let actual = location.kind.as_deref().unwrap_or_default();
         let kind_matches = match self.kind.as_deref() {
             // The document may be a list that contains the object.
             None => return true,
-            Some(declared) if declared.ends_with(LIST) => return true,
+            Some(declared) if declared.ends_with(LIST_KIND) => return true,
             Some(declared) => {
                 DocumentKind::closest_to(declared).is_some_and(|kind| kind.kind_name() == actual)
             }
@@ -223,7 +226,7 @@ impl DeclaredIdentity {
 pub struct ServedKind {
     /// The API group.
     pub group: &'static str,
-    /// The kind.
+    /// The name of the kind.
     pub kind: &'static str,
     /// The supported versions with the group, in order of preference.
     pub api_versions: &'static [&'static str],
@@ -257,7 +260,7 @@ pub fn served_kinds() -> Vec<ServedKind> {
 /// contain one. False for a known kind of another mesh.
 pub(crate) fn may_be_mesh_config(kind_name: &str) -> bool {
     let is_similar = || DocumentKind::closest_to(kind_name) == Some(DocumentKind::MeshConfig);
-    kind_name == LIST || (replacement_hint(kind_name).is_none() && is_similar())
+    kind_name == LIST_KIND || (replacement_hint(kind_name).is_none() && is_similar())
 }
 
 /// A supported kind of document.
@@ -398,7 +401,7 @@ impl DocumentKind {
     }
 
     /// Returns the kinds with this name. Kinds of different API groups may share a name.
-    fn kinds_named(name: &str) -> impl Iterator<Item = Self> {
+    fn all_with_name(name: &str) -> impl Iterator<Item = Self> {
         Self::ALL.iter().copied().filter(move |kind| kind.kind_name() == name)
     }
 
@@ -419,7 +422,7 @@ impl DocumentKind {
     }
 }
 
-/// The metadata that the readers use.
+/// The fields of `metadata` that the readers of the kinds use.
 struct ObjectMetadata {
     namespace: Name,
     name: Name,
@@ -434,7 +437,7 @@ fn read_object(root: &Field<'_>, diagnostics: &DiagnosticCollector) -> Option<Ob
         );
         return None;
     };
-    let fields = root.any_fields()?;
+    let fields = root.read_any_fields()?;
     if is_list(&fields) {
         reject_list(&fields);
         return None;
@@ -489,7 +492,7 @@ fn read_object(root: &Field<'_>, diagnostics: &DiagnosticCollector) -> Option<Ob
 
 fn is_list(fields: &MapFields<'_>) -> bool {
     let kind = fields.find("kind").map(Field::value);
-    matches!(kind, Some(NodeValue::Text(kind)) if kind == LIST)
+    matches!(kind, Some(NodeValue::Text(kind)) if kind == LIST_KIND)
 }
 
 /// Records the problems of a list that `parse_documents` did not expand into its items.
@@ -500,11 +503,11 @@ fn reject_list(fields: &MapFields<'_>) {
     }
     let items = fields.require("items").and_then(|items| items.read_list(usize::MAX));
     for item in items.into_iter().flatten() {
-        item.any_fields();
+        item.read_any_fields();
     }
 }
 
-/// Reads kind and version. A document of another system gets one diagnostic, about its kind or version.
+/// Reads `kind` and `apiVersion`. An unsupported kind or version is the only diagnostic of its document.
 fn read_kind(fields: &MapFields<'_>) -> Option<DocumentKind> {
     let kind_field = fields.require("kind");
     let version_field = fields.require("apiVersion");
@@ -517,23 +520,25 @@ fn read_kind(fields: &MapFields<'_>) -> Option<DocumentKind> {
             (Some(hint), _) => kind_field.reject(problem, hint),
             (None, Some(closest)) => kind_field.propose_word(problem, closest.kind_name()),
             (None, None) => {
-                let hint =
-                    format!("remove the document, or use {}", one_of(&DocumentKind::kind_names()));
+                let hint = format!(
+                    "remove the document, or use {}",
+                    join_with_or(&DocumentKind::kind_names())
+                );
                 kind_field.reject(problem, hint);
             }
         }
         return None;
     };
-    let supported_kind = DocumentKind::kinds_named(kind.kind_name())
+    let supported_kind = DocumentKind::all_with_name(kind.kind_name())
         .find(|kind| kind.api_versions().contains(&version));
     if supported_kind.is_none() {
-        let supported_versions: Vec<&str> = DocumentKind::kinds_named(kind.kind_name())
+        let supported_versions: Vec<&str> = DocumentKind::all_with_name(kind.kind_name())
             .flat_map(DocumentKind::api_versions)
             .copied()
             .collect();
         version_field.reject(
             format!("{} is not a supported version of {kind_name}", version_field.quoted_value()),
-            format!("use {}", one_of(&supported_versions)),
+            format!("use {}", join_with_or(&supported_versions)),
         );
     }
     supported_kind
@@ -568,14 +573,14 @@ fn find_entry<'a>(node: &'a DocumentNode, key: &str) -> Option<&'a DocumentNode>
 }
 
 /// The kind of an untyped list, and the suffix of typed list kinds.
-const LIST: &str = "List";
+const LIST_KIND: &str = "List";
 /// The namespace of objects without one.
 const NAMESPACE_DEFAULT: &str = "default";
 /// Unsupported kinds that resemble a supported kind, but are not a misspelling of it.
 const UNRELATED_KINDS: &[&str] = &["UDPRoute"];
-/// Limit of the characters of a name or kind kept to identify a rejected document.
+/// Maximum length of the kind, namespace or name that identifies a rejected document; longer texts are truncated.
 const MAX_IDENTITY_CHARACTERS: usize = 253;
-/// The Kubernetes fields of `metadata`; all but the first three are ignored.
+/// The fields of `metadata` in Kubernetes; all but the first three are ignored.
 const METADATA_FIELDS: &[&str] = &[
     "name",
     "namespace",

@@ -21,12 +21,12 @@ use leno_model::{
     Name, Object, ObjectKey, ReferenceGrant, RetryPolicy, RouteGroupName, RouteKind, RouteParent,
     RouteRule, Service, ServiceAccount, ServiceName, ServicePolicy, TagRouteName, TagScope,
     TargetPort, TargetRule, TcpRouteName, TcpRule, TlsRoute, TlsRule, TrafficSplit, TrafficTarget,
-    WeightedBackend, Workload, leads_back,
+    WeightedBackend, Workload, is_only_parent,
 };
 
 use self::suggestion::{existing_names, suggest_name};
 use crate::rejected::{DocumentLocation, Warning};
-use crate::suggest::{closest_word, one_of};
+use crate::suggest::{closest_word, join_with_or};
 
 /// Returns warnings about these objects as a whole. They are not rejections: a missing object may come from another
 /// source, or later.
@@ -106,12 +106,13 @@ struct ObjectIndex<'a> {
     accounts: BTreeSet<&'a ServiceAccount>,
     /// The names of the external principals.
     external_principals: BTreeSet<&'a Name>,
-    /// The accounts used as source or destination of a `TrafficTarget`.
+    /// The accounts that a `TrafficTarget` names as source or destination.
     target_accounts: BTreeSet<&'a ServiceAccount>,
     /// The scopes of the `TagRoute`s, with one `TagRoute` for each.
     tag_scopes: BTreeMap<&'a TagScope, &'a TagRouteName>,
     /// The scopes of the `SermantRouteRule`s, with the first one by name.
     sermant_scopes: BTreeMap<&'a TagScope, &'a TagRouteName>,
+    /// The mesh configuration; the default one if there is none.
     config: MeshConfig,
     access_policies: Vec<&'a AccessPolicy>,
     ingress_policies: Vec<&'a IngressPolicy>,
@@ -232,7 +233,7 @@ impl<'a> ObjectIndex<'a> {
             .workloads
             .iter()
             .copied()
-            .filter(|workload| is_selected(service, workload))
+            .filter(|workload| selects_workload(service, workload))
             .collect();
         if selected_workloads.is_empty() {
             let problem = match service.selector.is_empty() {
@@ -247,10 +248,11 @@ impl<'a> ObjectIndex<'a> {
             let has_target_port = |workload: &&Workload| match &port.target {
                 // A workload without declared ports may listen on any port.
                 TargetPort::Number(number) => {
-                    workload.ports.is_empty() || workload.ports.iter().any(|p| p.port == *number)
+                    workload.ports.is_empty()
+                        || workload.ports.iter().any(|declared| declared.port == *number)
                 }
                 TargetPort::Name(name) => {
-                    workload.ports.iter().any(|p| p.name.as_ref() == Some(name))
+                    workload.ports.iter().any(|declared| declared.name.as_ref() == Some(name))
                 }
             };
             if !selected_workloads.iter().any(has_target_port) {
@@ -295,12 +297,12 @@ impl<'a> ObjectIndex<'a> {
     ) {
         for (index, backend) in backends.iter().enumerate() {
             let service_namespace = &backend.service.namespace;
-            let is_permitted_by = |grant: &&ReferenceGrant| {
+            let permits_backend = |grant: &&ReferenceGrant| {
                 grant.permits_route(kind, route_namespace, &backend.service)
             };
             if route_namespace != service_namespace
-                && !leads_back(parents, &backend.service)
-                && !self.grants.iter().any(is_permitted_by)
+                && !is_only_parent(parents, &backend.service)
+                && !self.grants.iter().any(permits_backend)
             {
                 let kind = kind.as_str();
                 collector.add_warning(
@@ -343,11 +345,11 @@ impl<'a> ObjectIndex<'a> {
                 &ServiceReference { service, port, field: field(), name_field: "name" },
                 collector,
             );
-            let is_permitted_by =
+            let permits_mirror =
                 |grant: &&ReferenceGrant| grant.permits_route(kind, route_namespace, service);
             if *route_namespace != service.namespace
-                && !leads_back(parents, service)
-                && !self.grants.iter().any(is_permitted_by)
+                && !is_only_parent(parents, service)
+                && !self.grants.iter().any(permits_mirror)
             {
                 collector.add_warning(
                     field(),
@@ -427,14 +429,14 @@ impl<'a> ObjectIndex<'a> {
             return;
         };
         let Some(port) = reference.port else { return };
-        if !service.ports.iter().any(|existing| existing.port == port) {
-            let existing = service.ports.iter().map(|existing| existing.port.to_string());
-            let existing: Vec<String> = existing.collect();
-            let existing: Vec<&str> = existing.iter().map(String::as_str).collect();
+        if !service.ports.iter().any(|service_port| service_port.port == port) {
+            let port_texts: Vec<String> =
+                service.ports.iter().map(|service_port| service_port.port.to_string()).collect();
+            let port_texts: Vec<&str> = port_texts.iter().map(String::as_str).collect();
             collector.add_warning(
                 format!("{field}.port"),
                 format!("the Service {name} has no port {port}"),
-                format!("use {}", one_of(&existing)),
+                format!("use {}", join_with_or(&port_texts)),
             );
         }
     }
@@ -500,7 +502,8 @@ impl<'a> ObjectIndex<'a> {
             );
             return;
         };
-        let match_names: Vec<&str> = group.matches.iter().map(|m| m.name.as_str()).collect();
+        let match_names: Vec<&str> =
+            group.matches.iter().map(|named_match| named_match.name.as_str()).collect();
         for (index, match_name) in matches.iter().enumerate() {
             if !match_names.contains(&match_name.as_str()) {
                 collector.add_warning(
@@ -515,7 +518,8 @@ impl<'a> ObjectIndex<'a> {
         }
     }
 
-    /// Warns about workloads that listen on the same address. They can only if each has its own network.
+    /// Warns about workloads that listen on the same address and port, which is possible only if each has a network
+    /// namespace of its own.
     fn lint_listeners(&self, warnings: &mut Vec<Warning>) {
         let mut listen_addresses: BTreeMap<SocketAddr, &Workload> = BTreeMap::new();
         for workload in &self.workloads {
@@ -553,7 +557,7 @@ impl<'a> ObjectIndex<'a> {
 }
 
 /// True if the service selects the workload.
-fn is_selected(service: &Service, workload: &Workload) -> bool {
+fn selects_workload(service: &Service, workload: &Workload) -> bool {
     let has_label = |(key, value): (&String, &String)| workload.labels.get(key) == Some(value);
     let namespace: &Name = &workload.name.namespace;
     *namespace == service.name.namespace

@@ -1,12 +1,13 @@
-//! The outline of a document of any kind: its scalar values with their paths, and the positions of paths.
+//! The scalar values of a document of any kind, with their paths, and the positions of paths. Callers use them for
+//! documents that the readers of the kinds do not accept, and to locate warnings.
 
-use crate::document::{DocumentNode, NodeValue, TextPosition, parse_unexpanded};
+use crate::document::{DocumentNode, NodeValue, TextPosition, parse_unexpanded_documents};
 
 /// Returns the scalar values of the first document of a text with their paths, such as `spec.a[0].b`; `None` if
 /// the text is not YAML or is empty.
 #[must_use]
 pub fn outline_document(text: &str) -> Option<Vec<(String, String)>> {
-    let documents = parse_unexpanded(text).ok()?;
+    let documents = parse_unexpanded_documents(text).ok()?;
     let mut values = Vec::new();
     collect_scalars(documents.first()?, String::new(), &mut values);
     (!values.is_empty()).then_some(values)

@@ -15,28 +15,28 @@ pub(crate) fn check_pattern(text: &str) -> Result<(), String> {
         RegexBuilder::new(&form)
             .size_limit(MAX_COMPILED_BYTES)
             .build()
-            .map_err(|error| short_description(&error))?;
+            .map_err(|error| describe_error(&error))?;
     }
     Ok(())
 }
 
-/// Returns the last line of the error, without the lines that point at the position.
-fn short_description(error: &regex::Error) -> String {
+/// Returns the last line of an error message, without the lines that mark the position.
+fn describe_error(error: &regex::Error) -> String {
     match error {
         regex::Error::CompiledTooBig(bytes) => {
             format!("larger than {bytes} bytes when compiled")
         }
-        other => {
-            let text = other.to_string();
+        error => {
+            let text = error.to_string();
             let last_line = text.lines().last().unwrap_or("invalid").trim();
             last_line.trim_start_matches("error: ").to_owned()
         }
     }
 }
 
-/// Length limit of an expression. A longer one is a mistake or an attack.
+/// Maximum length of an expression, to bound the work of compiling it.
 const MAX_PATTERN_BYTES: usize = 4096;
-/// Size limit of a compiled expression, the same as in sidecars.
+/// Maximum size of a compiled expression, the same as in sidecars.
 const MAX_COMPILED_BYTES: usize = 1 << 20;
 
 #[cfg(test)]

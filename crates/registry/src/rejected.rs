@@ -58,7 +58,7 @@ pub struct DocumentLocation {
 }
 
 impl DocumentLocation {
-    /// Returns the location of a field of an object without a file.
+    /// Returns the location of a field of an object, without file, line and column.
     #[must_use]
     pub fn for_object(key: &ObjectKey, field: impl Into<String>) -> Self {
         let printed = key.to_string();
@@ -89,7 +89,7 @@ impl fmt::Display for Warning {
     }
 }
 
-/// Returns the number of documents with these problems; a document may have several.
+/// Returns the number of documents with these problems; a document with several problems counts once.
 #[must_use]
 pub fn rejected_documents(rejected: &[RejectedDocument]) -> usize {
     // A document without kind and name is identified by its position.

@@ -11,16 +11,16 @@ use rustix::fs::OFlags;
 
 use crate::rejected::{DocumentLocation, RejectedDocument, Warning};
 
-/// Finds the files, and reads them if `contents` requires it.
-pub(crate) fn scan_paths(paths: &[PathBuf], contents: ContentMode) -> Scan {
+/// Finds the files, and reads them if `content_mode` requires it.
+pub(crate) fn scan_paths(paths: &[PathBuf], content_mode: ContentMode) -> Scan {
     let mut scan = Scan::default();
     for path in paths {
         scan.add_source_path(path);
     }
-    if contents == ContentMode::Read {
+    if content_mode == ContentMode::Read {
         let mut bytes_left = MAX_TOTAL_BYTES;
         for (path, content) in &mut scan.files {
-            *content = read(path, &mut bytes_left);
+            *content = read_file(path, &mut bytes_left);
         }
     }
     scan
@@ -40,27 +40,27 @@ pub(crate) struct Scan {
     pub(crate) files: BTreeMap<PathBuf, FileContent>,
     /// The listed directories.
     pub(crate) directories: BTreeMap<PathBuf, ListedDirectory>,
-    /// The symbolic links in them, including dangling ones.
+    /// The symbolic links in the listed directories, including dangling ones.
     pub(crate) links: BTreeSet<PathBuf>,
     /// Dangling links without the name of a YAML file; they may have linked to directories.
-    pub(crate) dangling: Vec<PathBuf>,
+    pub(crate) dangling_links: Vec<PathBuf>,
     /// True if an unknown path may reappear without an event, as a mount does.
     pub(crate) needs_retry: bool,
-    /// Paths with unknown content; their previous objects stay.
-    pub(crate) unknown: Vec<PathBuf>,
+    /// Paths with unknown content; their previous objects are retained.
+    pub(crate) unknown_paths: Vec<PathBuf>,
     /// The paths that do not exist or cannot be listed.
     pub(crate) rejected: Vec<RejectedDocument>,
     /// Warnings about files skipped because of their names.
     pub(crate) warnings: Vec<Warning>,
-    /// The visited canonical paths.
-    visited: BTreeSet<PathBuf>,
+    /// The canonical paths of the files and directories found so far.
+    visited_paths: BTreeSet<PathBuf>,
 }
 
 /// A listed directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ListedDirectory {
     pub(crate) identity: DirectoryIdentity,
-    /// True if it has no entries but hidden ones: an unmounted mount point, or a checkout in progress.
+    /// True if the directory has no entries but hidden ones: an unmounted mount point, or a checkout in progress.
     pub(crate) is_empty: bool,
 }
 
@@ -85,7 +85,7 @@ impl DirectoryIdentity {
 pub(crate) enum FileContent {
     Text(String),
     Unreadable(RejectedDocument),
-    /// Deleted or replaced since it was listed, or content not requested.
+    /// The file was deleted since it was listed, or its content was not requested.
     Absent,
 }
 
@@ -95,12 +95,12 @@ impl Scan {
             Ok(metadata) if metadata.is_dir() => self.add_directory(path, 0),
             Ok(metadata) if metadata.is_file() => self.add_file(path),
             Ok(_) => {
-                self.unknown.push(path.to_owned());
+                self.unknown_paths.push(path.to_owned());
                 self.reject_path(path, "is not a regular file", "name a file or a directory");
             }
             // A missing path is not a deletion: a share may be unmounted, or a checkout replaced.
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                self.reject_missing(path, "does not exist", HINT_MISSING);
+                self.reject_missing(path, "does not exist", MISSING_HINT);
             }
             Err(error) => self.reject_unreadable(path, &error),
         }
@@ -110,11 +110,11 @@ impl Scan {
         let Ok(canonical) = fs::canonicalize(path) else {
             return self.add_vanished(path);
         };
-        if !self.visited.insert(canonical.clone()) {
+        if !self.visited_paths.insert(canonical) {
             return;
         }
         if self.files.len() >= MAX_FILES {
-            self.unknown.push(path.to_owned());
+            self.unknown_paths.push(path.to_owned());
             let problem = format!("is one file too many: only {MAX_FILES} are read");
             self.reject_path(path, &problem, "join files, or name fewer");
             return;
@@ -132,11 +132,11 @@ impl Scan {
             }
             Err(error) => return self.reject_unreadable(directory, &error),
         };
-        if !self.visited.insert(canonical) {
+        if !self.visited_paths.insert(canonical) {
             return;
         }
         if depth > MAX_DEPTH || self.directories.len() >= MAX_DIRECTORIES {
-            self.unknown.push(directory.to_owned());
+            self.unknown_paths.push(directory.to_owned());
             let problem = format!(
                 "is too deep, or one directory too many: {MAX_DEPTH} levels and \
                  {MAX_DIRECTORIES} directories are read"
@@ -165,12 +165,12 @@ impl Scan {
                 Ok(metadata) if metadata.is_file() => self.warn_about_name(&path),
                 // The event of its replacement by a file triggers another reading.
                 Ok(_) if is_yaml(&path) => {
-                    self.unknown.push(path.clone());
-                    self.reject_path(&path, "is not a regular file", HINT_SPECIAL);
+                    self.unknown_paths.push(path.clone());
+                    self.reject_path(&path, "is not a regular file", SPECIAL_FILE_HINT);
                 }
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => match is_link {
-                    true => self.add_dangling(&path),
+                    true => self.add_dangling_link(&path),
                     false => self.add_vanished(&path),
                 },
                 // The entry may be a directory.
@@ -179,7 +179,7 @@ impl Scan {
         }
     }
 
-    /// Warns about a file name that would be read in lower case, as by `kubectl`.
+    /// Warns about a file that is skipped only because its extension is not in lower case.
     fn warn_about_name(&mut self, path: &Path) {
         let lower = path.with_extension(path.extension().unwrap_or_default().to_ascii_lowercase());
         if is_yaml(&lower) {
@@ -192,22 +192,22 @@ impl Scan {
         }
     }
 
-    /// Adds a link to a missing target. It is not a deletion, which would remove the link.
-    fn add_dangling(&mut self, path: &Path) {
+    /// Adds a link to a missing target. The file does not count as deleted, because the link still exists.
+    fn add_dangling_link(&mut self, path: &Path) {
         match is_yaml(path) {
-            true => self.reject_dangling(path),
-            // Relevant if it linked to a directory.
-            false => self.dangling.push(path.to_owned()),
+            true => self.reject_dangling_link(path),
+            // The caller rejects it if it linked to a directory with known files.
+            false => self.dangling_links.push(path.to_owned()),
         }
     }
 
-    pub(crate) fn reject_dangling(&mut self, path: &Path) {
-        self.reject_missing(path, "is a link to a missing target", HINT_DANGLING);
+    pub(crate) fn reject_dangling_link(&mut self, path: &Path) {
+        self.reject_missing(path, "is a link to a missing target", DANGLING_HINT);
     }
 
     /// Adds an entry that disappeared after it was listed. Its deletion event triggers another reading.
     fn add_vanished(&mut self, path: &Path) {
-        self.unknown.push(path.to_owned());
+        self.unknown_paths.push(path.to_owned());
         self.needs_retry = true;
     }
 
@@ -223,7 +223,7 @@ impl Scan {
     fn reject_unreadable(&mut self, path: &Path, error: &io::Error) {
         self.add_vanished(path);
         let problem = format!("cannot be read ({error})");
-        self.reject_path(path, &problem, HINT_UNREADABLE);
+        self.reject_path(path, &problem, UNREADABLE_HINT);
     }
 }
 
@@ -246,9 +246,9 @@ fn list_directory(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Reads a regular file within bounds.
-pub(crate) fn read(path: &Path, bytes_left: &mut u64) -> FileContent {
-    let unreadable =
+/// Reads a regular file of at most [`MAX_FILE_BYTES`] and at most `bytes_left`, from which its length is subtracted.
+pub(crate) fn read_file(path: &Path, bytes_left: &mut u64) -> FileContent {
+    let to_unreadable =
         |problem: &str, hint: &str| FileContent::Unreadable(path_rejection(path, problem, hint));
     let mut bytes = Vec::new();
     let result = open_regular(path).and_then(|file| {
@@ -258,24 +258,24 @@ pub(crate) fn read(path: &Path, bytes_left: &mut u64) -> FileContent {
     match result {
         Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::NotFound => return FileContent::Absent,
-        Err(error) => return unreadable(&format!("cannot be read ({error})"), HINT_UNREADABLE),
+        Err(error) => return to_unreadable(&format!("cannot be read ({error})"), UNREADABLE_HINT),
     }
     let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
     if length > MAX_FILE_BYTES {
         let problem = format!("is larger than {MAX_FILE_BYTES} bytes");
-        return unreadable(&problem, "split it");
+        return to_unreadable(&problem, "split it");
     }
     let Some(left) = bytes_left.checked_sub(length) else {
         let problem = format!("is beyond the {MAX_TOTAL_BYTES} bytes that all files may have");
-        return unreadable(&problem, "name fewer files");
+        return to_unreadable(&problem, "name fewer files");
     };
     *bytes_left = left;
     match String::from_utf8(bytes) {
         Ok(text) => FileContent::Text(text),
         Err(error) => {
-            let valid = error.utf8_error().valid_up_to();
-            let problem = format!("is not UTF-8 from byte {valid} on");
-            unreadable(&problem, "save it as UTF-8")
+            let valid_bytes = error.utf8_error().valid_up_to();
+            let problem = format!("is not UTF-8 from byte {valid_bytes} on");
+            to_unreadable(&problem, "save it as UTF-8")
         }
     }
 }
@@ -306,22 +306,26 @@ pub(crate) fn path_rejection(path: &Path, problem: &str, hint: &str) -> Rejected
     }
 }
 
-const HINT_UNREADABLE: &str = "make it readable; until then its last content stays in force";
-const HINT_MISSING: &str =
+/// The hint for a file or directory that cannot be read.
+const UNREADABLE_HINT: &str = "make it readable; until then its last content stays in force";
+/// The hint for a path that does not exist.
+const MISSING_HINT: &str =
     "create or mount it, or name another path; its last content stays in force";
-const HINT_DANGLING: &str =
+/// The hint for a link to a missing target.
+const DANGLING_HINT: &str =
     "create the target or delete the link; until then its last content stays in force";
-const HINT_SPECIAL: &str =
+/// The hint for a pipe, socket or device.
+const SPECIAL_FILE_HINT: &str =
     "replace it by a file, or delete it; until then its last content stays in force";
-/// Size limit of a file.
+/// Maximum size of a file in bytes.
 pub(crate) const MAX_FILE_BYTES: u64 = 4 << 20;
-/// Limit of the bytes of all files together.
+/// Maximum number of bytes of all files together.
 const MAX_TOTAL_BYTES: u64 = 64 << 20;
-/// Limit of files.
+/// Maximum number of files of all paths together.
 const MAX_FILES: usize = 4096;
-/// Limit of directories; each is watched.
+/// Maximum number of directories; each is watched.
 const MAX_DIRECTORIES: usize = 1024;
-/// Limit of the directory depth below a path of the source.
+/// Maximum directory depth below a path of the source.
 const MAX_DEPTH: usize = 16;
 
 #[cfg(test)]
@@ -393,7 +397,7 @@ mod tests {
         let rejected: Vec<_> =
             scan.rejected.iter().map(|rejected| file_name(&rejected.at)).collect();
         assert_eq!(rejected, ["special.yaml", "zero.json"]);
-        assert_eq!(scan.unknown, [path_of("special.yaml"), path_of("zero.json")]);
+        assert_eq!(scan.unknown_paths, [path_of("special.yaml"), path_of("zero.json")]);
     }
 
     #[test]
@@ -403,10 +407,10 @@ mod tests {
         let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
         for path in [Path::new("/dev/zero"), &pipe] {
-            let content = read(path, &mut MAX_FILE_BYTES.clone());
+            let content = read_file(path, &mut MAX_FILE_BYTES.clone());
             let FileContent::Unreadable(rejected) = content else { panic!("{content:?}") };
             assert_eq!(rejected.problem, "cannot be read (not a regular file)");
-            assert_eq!(crate::FieldLines::default().line_of(path, 1, "spec"), None);
+            assert_eq!(crate::FieldLines::default().find_line(path, 1, "spec"), None);
         }
     }
 

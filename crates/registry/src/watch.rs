@@ -31,10 +31,10 @@ pub async fn watch_source(
     updates: Sender<RegistryUpdate>,
     reload_requests: Arc<Notify>,
 ) -> Result<(), WatchError> {
-    let wake = Arc::new(Notify::new());
-    let mut watched =
-        WatchedSource { watches: DirectoryWatches::new(&source, Arc::clone(&wake)), source };
-    let mut last: Option<RegistryUpdate> = None;
+    let file_events = Arc::new(Notify::new());
+    let watches = DirectoryWatches::new(&source, Arc::clone(&file_events));
+    let mut watched = WatchedSource { watches, source };
+    let mut last_update: Option<RegistryUpdate> = None;
     let mut is_requested = false;
     let mut first_event_at = None;
     loop {
@@ -45,26 +45,28 @@ pub async fn watch_source(
         update.first_event_at = first_event_at;
         if watched.watches.has_new_directories {
             // A file may have changed between the reading and the watching.
-            wake.notify_one();
+            file_events.notify_one();
         }
         let is_changed = !update.changes.is_empty()
-            || last.as_ref().is_none_or(|last| {
+            || last_update.as_ref().is_none_or(|last| {
                 last.rejected != update.rejected || last.warnings != update.warnings
             });
         if is_changed || is_requested {
-            last = Some(RegistryUpdate { changes: Vec::new(), ..update.clone() });
+            last_update = Some(RegistryUpdate { changes: Vec::new(), ..update.clone() });
             if updates.send(update).await.is_err() {
                 return Ok(());
             }
         }
         let next_poll = watched.watches.needs_polling.then(|| Instant::now() + POLL_INTERVAL);
         let next_reload = watched.source.next_reload_at().map(Instant::from_std);
-        let max_wait = next_poll.into_iter().chain(next_reload).min();
+        let next_reading = next_poll.into_iter().chain(next_reload).min();
         (is_requested, first_event_at) = tokio::select! {
             () = updates.closed() => return Ok(()),
             () = reload_requests.notified() => (true, None),
             // For an uncertain file, the time of the event that made it uncertain stays.
-            first = wait_until_quiet(&wake, max_wait) => (false, first.map(Instant::into_std).or(first_event_at)),
+            event_at = wait_until_quiet(&file_events, next_reading) => {
+                (false, event_at.map(Instant::into_std).or(first_event_at))
+            }
             () = wait_until_replaced(Arc::clone(&watched.watches.identities)) => (false, None),
         };
     }
@@ -75,20 +77,22 @@ pub async fn watch_source(
 #[error("the file reader failed; the last valid state stays in use, restart to watch again")]
 pub struct WatchError(#[source] tokio::task::JoinError);
 
-/// Waits for a change, and then for a quiet period; returns the time of the first change. Times out at
-/// `max_wait`.
-async fn wait_until_quiet(wake: &Notify, max_wait: Option<Instant>) -> Option<Instant> {
-    match max_wait {
-        Some(deadline) if timeout_at(deadline, wake.notified()).await.is_err() => return None,
+/// Waits for an event, and then for a quiet period; returns the time of the first event. Returns `None` if no event
+/// occurs before `deadline`.
+async fn wait_until_quiet(file_events: &Notify, deadline: Option<Instant>) -> Option<Instant> {
+    match deadline {
+        Some(deadline) if timeout_at(deadline, file_events.notified()).await.is_err() => {
+            return None;
+        }
         Some(_) => {}
-        None => wake.notified().await,
+        None => file_events.notified().await,
     }
-    let first = Instant::now();
-    let latest_deadline = first + MAX_QUIET_TIME;
+    let first_event_at = Instant::now();
+    let latest_end = first_event_at + MAX_QUIET_TIME;
     loop {
-        let deadline = latest_deadline.min(Instant::now() + QUIET_TIME);
-        if timeout_at(deadline, wake.notified()).await.is_err() {
-            return Some(first);
+        let quiet_end = latest_end.min(Instant::now() + QUIET_TIME);
+        if timeout_at(quiet_end, file_events.notified()).await.is_err() {
+            return Some(first_event_at);
         }
     }
 }
@@ -97,13 +101,13 @@ async fn wait_until_quiet(wake: &Notify, max_wait: Option<Instant>) -> Option<In
 async fn wait_until_replaced(identities: DirectoryIdentities) {
     loop {
         tokio::time::sleep(IDENTITY_CHECK_INTERVAL).await;
-        let current = Arc::clone(&identities);
-        let check = spawn_blocking(move || {
-            current
+        let identities = Arc::clone(&identities);
+        let replacement_check = spawn_blocking(move || {
+            identities
                 .iter()
                 .any(|(path, identity)| DirectoryIdentity::from_path(path).ok() != *identity)
         });
-        if check.await.unwrap_or(true) {
+        if replacement_check.await.unwrap_or(true) {
             return;
         }
     }
@@ -129,7 +133,7 @@ impl WatchedSource {
 struct DirectoryWatches {
     watcher: Option<RecommendedWatcher>,
     relevant_paths: Arc<Mutex<RelevantPaths>>,
-    watched: BTreeSet<PathBuf>,
+    watched_directories: BTreeSet<PathBuf>,
     /// True if the last update of the watches found new or replaced directories.
     has_new_directories: bool,
     /// True if a directory cannot be watched.
@@ -151,14 +155,14 @@ struct RelevantPaths {
 }
 
 impl DirectoryWatches {
-    fn new(source: &FileSource, wake: Arc<Notify>) -> Self {
+    fn new(source: &FileSource, file_events: Arc<Notify>) -> Self {
         let relevant_paths = Arc::new(Mutex::new(RelevantPaths::default()));
         let shared_paths = Arc::clone(&relevant_paths);
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             let relevant_paths = shared_paths.lock().unwrap_or_else(PoisonError::into_inner);
             // An error means that events were lost.
             if event.map_or(true, |event| relevant_paths.is_relevant(&event)) {
-                wake.notify_one();
+                file_events.notify_one();
             }
         });
         if let Err(error) = &watcher {
@@ -168,7 +172,7 @@ impl DirectoryWatches {
             needs_polling: watcher.is_err(),
             watcher: watcher.ok(),
             relevant_paths,
-            watched: BTreeSet::new(),
+            watched_directories: BTreeSet::new(),
             has_new_directories: false,
             identities: DirectoryIdentities::default(),
         }
@@ -186,16 +190,16 @@ impl DirectoryWatches {
         let Some(watcher) = &mut self.watcher else {
             return false;
         };
-        for directory in self.watched.difference(&directories) {
-            // It is usually gone, together with its watch.
+        for directory in self.watched_directories.difference(&directories) {
+            // The directory usually no longer exists, and neither does its watch.
             watcher.unwatch(directory).ok();
         }
         let mut needs_polling = false;
         for directory in &directories {
-            // Repeated each time: a directory may have been replaced by another of the same name.
+            // Every directory is watched anew, because another one of the same name may have replaced it.
             match watcher.watch(directory, RecursiveMode::NonRecursive) {
                 Ok(()) => {}
-                Err(error) if is_absence(&error) => {}
+                Err(error) if is_missing_directory(&error) => {}
                 Err(error) => {
                     if !self.needs_polling {
                         tracing::warn!(%error, path = ?directory, "cannot watch, reading at intervals");
@@ -205,7 +209,7 @@ impl DirectoryWatches {
             }
         }
         self.needs_polling = needs_polling;
-        self.watched = directories;
+        self.watched_directories = directories;
         is_replaced
     }
 }
@@ -306,7 +310,7 @@ fn reversed_components(path: &Path) -> Vec<OsString> {
 }
 
 /// True if a directory could not be watched because it does not exist.
-fn is_absence(error: &notify::Error) -> bool {
+fn is_missing_directory(error: &notify::Error) -> bool {
     match &error.kind {
         notify::ErrorKind::PathNotFound | notify::ErrorKind::WatchNotFound => true,
         notify::ErrorKind::Io(error) => error.kind() == ErrorKind::NotFound,
@@ -317,13 +321,13 @@ fn is_absence(error: &notify::Error) -> bool {
 /// The quiet period after the last event before files are read. Editors rarely take longer between a write and the
 /// rename that follows it.
 const QUIET_TIME: Duration = Duration::from_millis(50);
-/// The limit of the wait for a process that writes continuously.
+/// Maximum time from the first event to the reading, for a process that writes continuously.
 const MAX_QUIET_TIME: Duration = Duration::from_millis(250);
 /// The polling interval for files that cannot be watched.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The interval between checks of the identities of watched directories.
 const IDENTITY_CHECK_INTERVAL: Duration = Duration::from_secs(2);
-/// Limit of links on a path, as in the kernel.
+/// Maximum number of links on a path, as in the kernel.
 const MAX_LINKS: usize = 40;
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ pub struct AccessLogEntry<'a> {
     pub method: &'a str,
     /// The path. Anything after `?` or `#` is never written: queries may contain tokens.
     pub path: &'a str,
-    /// The protocol.
+    /// The protocol, as in the label `protocol` of metrics.
     pub protocol: &'a str,
     /// The authority of the request. User names and passwords before an `@` are never written.
     pub authority: &'a str,
@@ -84,7 +84,7 @@ pub enum LogValue<'a> {
     Address(SocketAddr),
 }
 
-/// The value of a field.
+/// The value of a field, which may be absent: an empty text, or `None`.
 enum FieldValue<'a> {
     Text(&'a str),
     Number(u64),
@@ -118,9 +118,9 @@ impl<'a> AccessLogEntry<'a> {
             ("start_time", Text(self.start_time)),
             ("direction", Text(self.direction)),
             ("method", Text(self.method)),
-            ("path", Text(without_query(self.path))),
+            ("path", Text(strip_query(self.path))),
             ("protocol", Text(self.protocol)),
-            ("authority", Text(without_user(self.authority))),
+            ("authority", Text(strip_user_info(self.authority))),
             ("response_code", Number(self.status.into())),
             ("response_code_details", Text(self.reason.unwrap_or(""))),
             ("grpc_status", Text(self.grpc_status)),
@@ -171,8 +171,8 @@ pub fn write_json(entry: &AccessLogEntry<'_>, out: &mut String) {
     line.out.push_str("}\n");
 }
 
-/// Appends the named fields in the format of templates: absent values as `-`, and texts with JSON escapes, so
-/// that no client can inject a line.
+/// Appends an entry as one line by a template. Absent values are written as `-`, and texts with JSON escapes,
+/// so that no client can inject a line.
 pub fn write_fields<'n>(
     entry: &AccessLogEntry<'_>,
     parts: impl Iterator<Item = TemplatePart<'n>>,
@@ -206,7 +206,7 @@ pub fn write_fields<'n>(
     line.out.push('\n');
 }
 
-/// A part of a template for lines.
+/// A part of a line template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TemplatePart<'a> {
     /// Literal text.
@@ -261,14 +261,14 @@ fn truncate_text(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_TEXT_BYTES)]
 }
 
-/// Removes the query and the fragment from a path.
-fn without_query(path: &str) -> &str {
+/// Returns a path without its query and fragment.
+fn strip_query(path: &str) -> &str {
     path.split(['?', '#']).next().unwrap_or(path)
 }
 
-/// Removes user and password from an authority.
+/// Returns an authority without user name and password.
 #[must_use]
-pub fn without_user(authority: &str) -> &str {
+pub fn strip_user_info(authority: &str) -> &str {
     authority.rsplit('@').next().unwrap_or(authority)
 }
 

@@ -1,4 +1,4 @@
-//! A number with a single writer and any number of readers.
+//! Atomic numbers with a single writer and any number of readers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

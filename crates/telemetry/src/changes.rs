@@ -1,4 +1,4 @@
-//! Changes of every series since the last reading.
+//! Changes of all request series and rule matches since the previous reading, for reports to the control plane.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use crate::histogram::SparseHistogram;
 use crate::outcome_table::OutcomeKey;
 use crate::rule::RuleLabels;
 use crate::series::{RequestLabels, SeriesTotals};
-use crate::status::CLASSES;
+use crate::status::CLASS_COUNT;
 use crate::telemetry::Telemetry;
 
 /// Computes the changes of all series since the last reading. It stores the last values, about 512 bytes for
@@ -51,30 +51,30 @@ pub struct SeriesChange {
     /// The number of completed requests with streams, a subset of all completed ones.
     pub streams_ended: u64,
     /// The number of completed requests, by class of status: no response, 1xx to 5xx.
-    pub classes: [u64; CLASSES],
+    pub classes: [u64; CLASS_COUNT],
     /// The number of failures.
     pub failed: u64,
-    /// The failures by reason.
+    /// The number of failures of each reason.
     pub reasons: BTreeMap<&'static str, u64>,
     /// Request body bytes received from clients.
     pub bytes_in: u64,
     /// Response body bytes sent to clients.
     pub bytes_out: u64,
-    /// The durations.
+    /// The durations of the completed requests.
     pub durations: SparseHistogram,
 }
 
 impl ChangeTracker {
-    /// Starts without stored values: the first reading covers everything since the start.
+    /// Creates a tracker whose first reading covers all counts since the start of the process.
     #[must_use]
     pub fn from_telemetry(telemetry: Arc<Telemetry>) -> Self {
         Self { telemetry, last_values: BTreeMap::new(), last_rule_matches: BTreeMap::new() }
     }
 
-    /// Takes the changes since the last reading: at most `series_max` series (the busiest ones, and one for
-    /// each direction that sums up the others) and at most `rules_max` rules. Further rules are part of
+    /// Takes the changes since the last reading: at most `max_series` series (the busiest ones, and one for
+    /// each direction that sums up the others) and at most `max_rules` rules. Further rules are part of
     /// the next reading, the busiest first. Rules wait until a request has completed.
-    pub fn take_changes(&mut self, series_max: usize, rules_max: usize) -> TelemetryChanges {
+    pub fn take_changes(&mut self, max_series: usize, max_rules: usize) -> TelemetryChanges {
         let mut series = Vec::new();
         for (labels, cells) in self.telemetry.series_cells() {
             let current =
@@ -85,13 +85,13 @@ impl ChangeTracker {
                 series.push(change);
             }
         }
-        let overflowed = merge_smallest(&mut series, series_max);
-        let rules = if series.is_empty() { Vec::new() } else { self.take_rules(rules_max) };
+        let overflowed = merge_smallest(&mut series, max_series);
+        let rules = if series.is_empty() { Vec::new() } else { self.take_rules(max_rules) };
         TelemetryChanges { series, overflowed, rules }
     }
 
-    /// Takes the matches of at most `rules_max` rules since their last reading, the busiest first.
-    fn take_rules(&mut self, rules_max: usize) -> Vec<RuleChange> {
+    /// Takes the matches of at most `max_rules` rules since their last reading, the busiest first.
+    fn take_rules(&mut self, max_rules: usize) -> Vec<RuleChange> {
         let rule_change = |(labels, current): (RuleLabels, u64)| {
             let previous = self.last_rule_matches.get(&labels).copied().unwrap_or_default();
             let matches = current.saturating_sub(previous);
@@ -100,7 +100,7 @@ impl ChangeTracker {
         let mut rules: Vec<_> =
             self.telemetry.matched_rules().into_iter().filter_map(rule_change).collect();
         rules.sort_by_key(|change| std::cmp::Reverse(change.matches));
-        rules.truncate(rules_max);
+        rules.truncate(max_rules);
         for RuleChange { labels, matches } in &rules {
             *self.last_rule_matches.entry(labels.clone()).or_default() += matches;
         }
@@ -109,15 +109,15 @@ impl ChangeTracker {
     }
 }
 
-/// Keeps the busiest series and sums up the others; returns the number of those.
-fn merge_smallest(series: &mut Vec<SeriesChange>, series_max: usize) -> usize {
-    if series.len() <= series_max {
+/// Keeps the busiest series and sums up the others by direction. Returns the number of summed series.
+fn merge_smallest(series: &mut Vec<SeriesChange>, max_series: usize) -> usize {
+    if series.len() <= max_series {
         return 0;
     }
     series.sort_by_key(|change| {
         std::cmp::Reverse(change.request_count().max(change.opened).max(change.streams_opened))
     });
-    let mut smallest = series.split_off(series_max.saturating_sub(DIRECTIONS));
+    let mut smallest = series.split_off(max_series.saturating_sub(DIRECTION_COUNT));
     let overflowed = smallest.len();
     let mut sums: BTreeMap<RequestLabels, SeriesChange> = BTreeMap::new();
     for mut change in smallest.drain(..) {
@@ -205,7 +205,7 @@ impl LastValues {
             opened: self.opened.saturating_sub(previous.opened),
             streams_opened: self.streams_opened.saturating_sub(previous.streams_opened),
             streams_ended: self.streams_ended.saturating_sub(previous.streams_ended),
-            classes: [0; CLASSES],
+            classes: [0; CLASS_COUNT],
             failed: 0,
             reasons: BTreeMap::new(),
             bytes_in: self.bytes_in.saturating_sub(previous.bytes_in),
@@ -232,20 +232,20 @@ impl LastValues {
 /// Returns the increase of each key that has increased. Both lists are ordered by key.
 fn increases<'a, K: Ord + Copy>(
     current: &'a [(K, u64)],
-    previous: &'a [(K, u64)],
+    previous_counts: &'a [(K, u64)],
 ) -> impl Iterator<Item = (K, u64)> + 'a {
-    let previous = |key: &K| {
-        let index = previous.binary_search_by(|(candidate, _)| candidate.cmp(key)).ok();
-        index.and_then(|index| previous.get(index)).map_or(0, |(_, count)| *count)
+    let previous_count = |key: &K| {
+        let index = previous_counts.binary_search_by(|(candidate, _)| candidate.cmp(key)).ok();
+        index.and_then(|index| previous_counts.get(index)).map_or(0, |(_, count)| *count)
     };
     current.iter().filter_map(move |(key, count)| {
-        let increase = count.saturating_sub(previous(key));
+        let increase = count.saturating_sub(previous_count(key));
         (increase > 0).then_some((*key, increase))
     })
 }
 
 /// The number of directions: inbound and outbound.
-const DIRECTIONS: usize = 2;
+const DIRECTION_COUNT: usize = 2;
 
 #[cfg(test)]
 mod tests {

@@ -1,5 +1,5 @@
-//! The condition of dropped log lines: it begins with the first dropped line and ends a minute after the last
-//! one.
+//! The condition that log lines were dropped. It begins with the first dropped line and ends a minute after the
+//! last one.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,13 @@ pub struct DroppedLines {
     last_counter: u64,
     /// The counter before the first line of the condition.
     counter_before: u64,
-    /// The time of the last reading with a dropped line; `None` without a condition.
+    /// The time of the last reading that had a dropped line; `None` while there is no condition.
     last_dropped: Option<Instant>,
 }
 
 impl DroppedLines {
-    /// Takes a reading, and returns the number of lines dropped since the condition began; 0 without one.
+    /// Takes a reading of the counter, and returns the number of lines dropped since the condition began; 0 if
+    /// there is no condition.
     pub fn read(&mut self, counter: u64, now: Instant) -> u64 {
         if self
             .last_dropped

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::trace::{SpanId, TraceId};
 
-/// A request that represents others.
+/// A traced request that represents the requests of a histogram bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exemplar {
     /// The trace ID of the request.
@@ -22,7 +22,7 @@ pub struct Exemplar {
 /// a write gets none.
 #[derive(Debug, Default)]
 pub(crate) struct ExemplarCell {
-    /// Odd during a write.
+    /// The number of writes, doubled; odd during a write.
     version: AtomicU64,
     trace: [AtomicU64; 2],
     span: AtomicU64,

@@ -21,19 +21,19 @@ pub use format::ExpositionFormat;
 impl Telemetry {
     /// Appends all metrics, and the resource usage of this process if the system reports it.
     pub fn expose(&self, format: ExpositionFormat, out: &mut String) {
-        write(self, read_usage(std::process::id()).ok().as_ref(), format, out);
+        write_page(self, read_usage(std::process::id()).ok().as_ref(), format, out);
     }
 
     /// Appends all metrics, and the aliases that dashboards of another product query, in the text format 0.0.4.
     /// `namespace` and `name` are those of the sidecar's workload.
     pub fn expose_as(&self, names: AliasNames, namespace: &str, name: &str, out: &mut String) {
         self.expose(ExpositionFormat::Prometheus, out);
-        alias::write(self, names, namespace, name, out);
+        alias::write_aliases(self, names, namespace, name, out);
     }
 }
 
-/// Appends all metrics.
-fn write(
+/// Appends all metrics, with this resource usage of the process.
+fn write_page(
     telemetry: &Telemetry,
     usage: Option<&ProcessUsage>,
     format: ExpositionFormat,
@@ -61,11 +61,11 @@ impl<'a> ExpositionWriter<'a> {
 
     /// Starts an alias: the numbers that follow get another product's name.
     pub fn start_alias(&mut self, name: String, kind: MetricKind) {
-        alias::write_family(&name, kind.as_str(), self.out);
+        alias::write_family_header(&name, kind.as_str(), self.out);
         self.name = Cow::Owned(name);
     }
 
-    /// Finishes the page.
+    /// Appends the end of the page, if the format has one.
     pub fn finish(self) {
         self.out.push_str(self.format.end_line());
     }
@@ -128,6 +128,7 @@ fn exemplar_suffix(
     format!(" # {{trace_id=\"{trace}\"}} {duration} {ended:.3}")
 }
 
+/// Appends a line with its line break.
 fn write_line(out: &mut String, line: std::fmt::Arguments<'_>) {
     // Writing to a `String` cannot fail.
     out.write_fmt(line).unwrap_or_default();
@@ -153,7 +154,7 @@ fn write_label(out: &mut String, label: &str, value: &str) {
     out.push('"');
 }
 
-/// Escapes a label value.
+/// Escapes a label value for the exposition formats.
 fn escape_label(value: &str) -> String {
     let mut out = String::with_capacity(value.len());
     for character in value.chars() {

@@ -9,8 +9,8 @@ use crate::cell::{Cell, cell_array};
 
 pub use sparse::{SparseHistogram, bucket_duration};
 
-/// Counts of durations from a microsecond to 71 minutes, with an error of at most 6 % (or a microsecond).
-/// Histograms of several cores, series or processes merge without further loss.
+/// Counts of durations from a microsecond to 71 minutes. Quantiles have an error of at most 6 %, or one
+/// microsecond. Histograms of several cores, series or processes merge without further loss.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Histogram {
     counts: Box<[u64; BUCKETS]>,
@@ -144,7 +144,7 @@ fn to_micros(duration: Duration) -> u64 {
 /// Returns the bucket of a number of microseconds: the number itself below 8, otherwise by the position of the
 /// first bit and the three bits after it.
 fn bucket_index(us: u64) -> usize {
-    let us = us.min(MAX_US);
+    let us = us.min(MAX_MICROS);
     let shift = us.max(STEPS).ilog2() - STEP_BITS;
     let step = us >> shift;
     // Below 16 the step is the number itself; every further power of two adds eight buckets.
@@ -173,12 +173,12 @@ const STEP_BITS: u32 = 3;
 const STEPS: u64 = 1 << STEP_BITS;
 
 /// The longest distinguishable duration: 71 minutes.
-const MAX_US: u64 = (1 << US_BITS) - 1;
-/// The number of bits of [`MAX_US`].
-const US_BITS: u32 = 32;
+const MAX_MICROS: u64 = (1 << MICROS_BITS) - 1;
+/// The number of bits of [`MAX_MICROS`].
+const MICROS_BITS: u32 = 32;
 
 /// The number of buckets; their numbers fit in a byte.
-pub const BUCKETS: usize = (US_BITS - STEP_BITS + 1) as usize * STEPS as usize;
+pub const BUCKETS: usize = (MICROS_BITS - STEP_BITS + 1) as usize * STEPS as usize;
 
 #[cfg(test)]
 mod tests {
@@ -198,7 +198,7 @@ mod tests {
             assert!(middle >= Duration::from_micros(from) && middle < Duration::from_micros(to));
             next = to;
         }
-        assert_eq!(next, MAX_US + 1);
+        assert_eq!(next, MAX_MICROS + 1);
         assert_eq!(bucket_index(u64::MAX), BUCKETS - 1);
     }
 
@@ -235,16 +235,16 @@ mod tests {
         fn quantiles_are_within_six_percent_or_a_microsecond(
             // Evenly over all orders of magnitude, up to the longest distinguishable duration.
             mut ns in prop::collection::vec((0_u32..=42, any::<u64>())
-                .prop_map(|(bits, n)| (n & ((1 << bits) - 1)).min(MAX_US * 1_000)), 1..200),
+                .prop_map(|(bits, n)| (n & ((1 << bits) - 1)).min(MAX_MICROS * 1_000)), 1..200),
             share in 0.0..=1.0,
         ) {
             let mut histogram = Histogram::new();
             ns.iter().for_each(|n| histogram.record(Duration::from_nanos(*n)));
             ns.sort_unstable();
             let exact = exact_quantile(&ns, share) as f64;
-            let found = histogram.quantile(share).as_nanos() as f64;
-            let error = (found - exact).abs();
-            prop_assert!(error <= exact * 0.06 || error < 1_000.0, "{found} for {exact}");
+            let computed = histogram.quantile(share).as_nanos() as f64;
+            let error = (computed - exact).abs();
+            prop_assert!(error <= exact * 0.06 || error < 1_000.0, "{computed} for {exact}");
         }
 
         #[test]
@@ -252,14 +252,14 @@ mod tests {
             left in prop::collection::vec(0..u64::from(u32::MAX), 0..50),
             right in prop::collection::vec(0..u64::from(u32::MAX), 0..50),
         ) {
-            let histogram_of = |us: &mut dyn Iterator<Item = &u64>| {
+            let record_all = |us: &mut dyn Iterator<Item = &u64>| {
                 let mut histogram = Histogram::new();
                 us.for_each(|us| histogram.record(Duration::from_micros(*us)));
                 histogram
             };
-            let mut merged = histogram_of(&mut left.iter());
-            merged.merge(&histogram_of(&mut right.iter()));
-            prop_assert_eq!(merged, histogram_of(&mut left.iter().chain(&right)));
+            let mut merged = record_all(&mut left.iter());
+            merged.merge(&record_all(&mut right.iter()));
+            prop_assert_eq!(merged, record_all(&mut left.iter().chain(&right)));
         }
     }
 }

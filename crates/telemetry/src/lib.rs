@@ -1,4 +1,5 @@
-//! Telemetry: counters, histograms, access log, exposition.
+//! Telemetry of a process: counters, duration histograms, the access log, trace contexts and the exposition of
+//! metrics.
 //!
 //! Every data core writes into a [`MetricsShard`] of its own, with plain loads and stores; [`Telemetry`]
 //! computes the sums on demand.

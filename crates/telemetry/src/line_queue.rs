@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone)]
 pub struct LineQueue(Arc<QueueShared>);
 
-/// The error of lines that do not fit.
+/// The error if the queue has no room for lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueFull;
 
@@ -21,13 +21,18 @@ pub struct QueueFull;
 #[derive(Debug)]
 struct QueueShared {
     state: Mutex<QueueState>,
+    /// Notified when lines are queued, and when a write has ended.
     changed: Condvar,
+    /// Counts the dropped lines.
     counter: &'static AtomicU64,
 }
 
+/// The queued lines, and the state of the output.
 #[derive(Debug)]
 struct QueueState {
+    /// The lines that the thread has not taken.
     queued: Vec<u8>,
+    /// True while the thread writes lines that it has taken.
     is_writing: bool,
     /// True if the reader has closed the output: lines are then discarded.
     is_closed: bool,
@@ -62,7 +67,7 @@ impl LineQueue {
             Arc::new(QueueShared { state: Mutex::new(state), changed: Condvar::new(), counter });
         let thread = std::thread::Builder::new().name(name.to_owned());
         let writer_state = Arc::clone(&shared);
-        thread.stack_size(STACK_BYTES).spawn(move || write_all(&writer_state, output))?;
+        thread.stack_size(STACK_BYTES).spawn(move || run_writer(&writer_state, output))?;
         Ok(Self(shared))
     }
 
@@ -100,14 +105,14 @@ impl LineQueue {
         state.dropped = state.dropped.saturating_add(1);
     }
 
-    /// True if lines wait and the output has accepted none for this long.
+    /// True if a write is in progress and the output has accepted no bytes for `max_wait`.
     #[must_use]
     pub fn is_blocked(&self, max_wait: Duration) -> bool {
         let state = self.0.lock();
         state.is_writing && state.last_write.elapsed() >= max_wait
     }
 
-    /// True if everything is written, or can no longer be written.
+    /// True if all lines are written, or can no longer be written.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
@@ -119,7 +124,7 @@ impl LineQueue {
         self.0.lock().is_closed
     }
 
-    /// Waits until everything is written, at most this long.
+    /// Waits until all lines are written, at most for `max_wait`.
     pub fn flush(&self, max_wait: Duration) {
         let state = self.0.lock();
         let has_queued = |state: &mut QueueState| !state.is_empty();
@@ -156,8 +161,8 @@ impl QueueState {
     }
 }
 
-/// Writes queued lines for as long as the process lives.
-fn write_all(shared: &QueueShared, mut output: impl Write) {
+/// Writes queued lines until the process ends.
+fn run_writer(shared: &QueueShared, mut output: impl Write) {
     let mut lines = Vec::new();
     // True if an error has truncated the last written line.
     let mut is_line_truncated = false;
@@ -170,9 +175,9 @@ fn write_all(shared: &QueueShared, mut output: impl Write) {
         state.is_writing = true;
         state.last_write = Instant::now();
         drop(state);
-        let (result, lost) = write(shared, &mut output, &lines, &mut is_line_truncated);
+        let (result, lost) = write_lines(shared, &mut output, &lines, &mut is_line_truncated);
         lines.clear();
-        lines.shrink_to(MAX_KEPT_BYTES);
+        lines.shrink_to(MAX_RETAINED_BYTES);
         let mut state = shared.lock();
         state.is_writing = false;
         state.is_closed |= is_closed(&result);
@@ -196,7 +201,7 @@ fn write_all(shared: &QueueShared, mut output: impl Write) {
 
 /// Writes as much as the output accepts, and returns the number of lines lost to an error. A line that was
 /// truncated before is terminated first.
-fn write(
+fn write_lines(
     shared: &QueueShared,
     output: &mut impl Write,
     lines: &[u8],
@@ -255,7 +260,7 @@ const BUSY_PAUSE: Duration = Duration::from_millis(20);
 /// The maximum number of queued bytes: some thousand lines. The thread may hold as many again.
 const MAX_QUEUED_BYTES: usize = 256 << 10;
 /// The buffer capacity that the thread keeps while the queue is empty.
-const MAX_KEPT_BYTES: usize = 4 << 10;
+const MAX_RETAINED_BYTES: usize = 4 << 10;
 /// The stack size of the thread, which only writes.
 const STACK_BYTES: usize = 64 << 10;
 
@@ -265,7 +270,7 @@ mod tests {
 
     use super::*;
 
-    /// Longer than any machine stalls; the test fails instead of hanging.
+    /// The time after which a test fails instead of waiting forever.
     const MAX_WAIT: Duration = Duration::from_secs(20);
 
     #[test]
@@ -302,7 +307,7 @@ mod tests {
         assert!(note.ends_with("lines were dropped: the output was blocked)"), "{note}");
     }
 
-    /// An output that accepts a few bytes, then fails temporarily, then accepts all.
+    /// An output whose writes return the given results, last first, and then succeed.
     struct ErraticOutput {
         results: Vec<io::Result<usize>>,
         output_bytes: Arc<Mutex<Vec<u8>>>,
@@ -328,7 +333,7 @@ mod tests {
         let results = vec![full(), Ok(2), busy(), busy(), Ok(2)];
         let output_bytes = Arc::new(Mutex::new(Vec::new()));
         let output = ErraticOutput { results, output_bytes: output_bytes.clone() };
-        let queue = LineQueue::start_counting("moody", output, &DROPPED).unwrap();
+        let queue = LineQueue::start_counting("erratic", output, &DROPPED).unwrap();
         queue.push(b"one\ntwo\nthree\n").unwrap();
         queue.flush(MAX_WAIT);
         assert_eq!(*output_bytes.lock().unwrap(), b"one\n");
@@ -346,7 +351,7 @@ mod tests {
         let results = vec![full(), full(), Ok(6)];
         let output_bytes = Arc::new(Mutex::new(Vec::new()));
         let output = ErraticOutput { results, output_bytes: output_bytes.clone() };
-        let queue = LineQueue::start_counting("torn", output, &DROPPED).unwrap();
+        let queue = LineQueue::start_counting("truncated", output, &DROPPED).unwrap();
         for lines in [&b"one\ntwo\nthree\n"[..], b"four\n", b"five\n"] {
             queue.push(lines).unwrap();
             queue.flush(MAX_WAIT);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The limits of all peers of one kind, by a key that identifies a peer.
+/// The log limits of many peers, by a key that identifies a peer.
 #[derive(Debug)]
 pub struct LogLimits<K>(Mutex<PeerLimits<K>>);
 
@@ -88,7 +88,7 @@ impl<K: Ord> LogLimits<K> {
     }
 }
 
-/// The burst of a peer: enough lines to identify the fault.
+/// The number of lines that a peer may cause at once: enough to identify a fault.
 const BURST_LINES: u32 = 16;
 
 /// The average interval between lines of one peer.
@@ -127,8 +127,8 @@ mod tests {
         assert_eq!(permitted, MAX_PEERS + 16);
         assert_eq!(limits.0.lock().unwrap().limits.len(), MAX_PEERS);
         // Idle peers are evicted.
-        let later = start + Duration::from_secs(600);
-        assert!((100_000..100_016).all(|peer| limits.permit_line(peer, later).is_some()));
+        let after_idle_time = start + Duration::from_secs(600);
+        assert!((100_000..100_016).all(|peer| limits.permit_line(peer, after_idle_time).is_some()));
         assert!(limits.0.lock().unwrap().limits.len() <= 16);
     }
 }

@@ -1,4 +1,4 @@
-//! Reading of all metrics of a sidecar, in order, for writers of any format.
+//! Visiting of all metrics of a sidecar in the order of the exposition, for writers of any format.
 
 use std::fmt;
 use std::time::Duration;
@@ -137,7 +137,8 @@ impl Telemetry {
         }
     }
 
-    /// Reads the request metrics, one after the other, as formats require.
+    /// Reads the request metrics. Formats require all series of a metric together, so each metric visits all
+    /// series.
     fn read_series(&self, visitor: &mut impl MetricVisitor) {
         let totals: Vec<SeriesTotals> = self
             .series_cells()
@@ -157,7 +158,8 @@ impl Telemetry {
         }
         visitor.begin_metric(&REQUEST_DURATION);
         for SeriesTotals { labels, durations, exemplars, .. } in &totals {
-            let durations = DurationBuckets { histogram: durations, limits: &LIMITS, exemplars };
+            let durations =
+                DurationBuckets { histogram: durations, limits: &BUCKET_LIMITS, exemplars };
             with_labels(labels, &[], |labels| visitor.record_durations(labels, &durations));
         }
         for (metric, bytes) in [
@@ -222,14 +224,14 @@ fn record_labelled(
 
 /// Returns the exposed bucket of a duration; the last one has no limit.
 pub(crate) fn exposed_bucket(duration: Duration) -> usize {
-    LIMITS.iter().position(|limit| duration <= *limit).unwrap_or(LIMITS.len())
+    BUCKET_LIMITS.iter().position(|limit| duration <= *limit).unwrap_or(BUCKET_LIMITS.len())
 }
 
 /// The number of exposed buckets.
-pub(crate) const BUCKETS: usize = LIMITS.len() + 1;
+pub(crate) const EXPOSED_BUCKETS: usize = BUCKET_LIMITS.len() + 1;
 
 /// The limits of the exposed buckets: two or three per decade, closest in the typical range of sidecars.
-const LIMITS: [Duration; 20] = [
+const BUCKET_LIMITS: [Duration; 20] = [
     Duration::from_micros(500),
     Duration::from_millis(1),
     Duration::from_millis(2),

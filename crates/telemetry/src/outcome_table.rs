@@ -4,15 +4,15 @@ use std::sync::OnceLock;
 
 use crate::cell::{Cell, cell_array};
 use crate::grpc::GrpcStatus;
-use crate::status::{CLASSES, StatusClass};
+use crate::status::{CLASS_COUNT, StatusClass};
 
 /// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct OutcomeKey {
     pub(crate) class: StatusClass,
-    /// Empty if the application responded.
+    /// The failure reason; empty if the application responded.
     pub(crate) reason: &'static str,
-    /// The status of a gRPC call.
+    /// The status of a gRPC call; `None` for other requests.
     pub(crate) grpc: Option<GrpcStatus>,
 }
 
@@ -29,10 +29,11 @@ impl OutcomeKey {
 /// by comparing a few short words. One writer, any number of readers.
 #[derive(Debug)]
 pub(crate) struct OutcomeTable {
-    /// Absent until the first reason: most series never fail.
+    /// The rows, in the order in which their outcomes first occurred; absent until the first outcome, since
+    /// most series never fail.
     rows: OnceLock<Box<[OnceLock<OutcomeRow>]>>,
     /// Outcomes counted after all rows were assigned, by class.
-    overflow: [Cell; CLASSES],
+    overflow: [Cell; CLASS_COUNT],
 }
 
 impl OutcomeTable {

@@ -158,8 +158,8 @@ mod tests {
         }
         let rules = telemetry.matched_rules();
         assert_eq!(rules.len(), MAX_RULES);
-        let other = RuleLabels { name: "other".to_owned(), ..RuleLabels::default() };
-        assert_eq!(rules[0], (other, 3));
+        let overflow_labels = RuleLabels { name: "other".to_owned(), ..RuleLabels::default() };
+        assert_eq!(rules[0], (overflow_labels, 3));
         assert!(rules[1..].iter().all(|(_, matches)| *matches == 1));
     }
 }

@@ -8,9 +8,9 @@ use crate::cell::{Cell, cell_array};
 use crate::exemplar::{Exemplar, ExemplarCell};
 use crate::grpc::{GrpcStatus, STATUS_COUNT};
 use crate::histogram::{Histogram, HistogramCells};
-use crate::metric_visitor::{BUCKETS, exposed_bucket};
+use crate::metric_visitor::{EXPOSED_BUCKETS, exposed_bucket};
 use crate::outcome_table::{OutcomeKey, OutcomeTable};
-use crate::status::{CLASSES, StatusClass};
+use crate::status::{CLASS_COUNT, StatusClass};
 
 /// The labels of requests. Every value must come from rules, services or verified identities, never from
 /// clients.
@@ -26,7 +26,7 @@ pub struct RequestLabels {
     pub route: String,
     /// The verified identity of the peer; empty without one.
     pub peer: String,
-    /// The protocol.
+    /// The protocol: see the label `protocol` in `docs/metrics.md`.
     pub protocol: &'static str,
 }
 
@@ -109,8 +109,8 @@ pub struct SeriesSummary {
 }
 
 impl SeriesSummary {
-    /// Adds failures, which must come in order of code and reason; those of gRPC calls are merged into the
-    /// others.
+    /// Adds failures, which must come in order of code and reason: those that differ only in their gRPC status
+    /// are merged.
     fn add_failure(&mut self, failure: FailureCount) {
         match self.failures.last_mut() {
             Some(last) if (last.code, last.reason) == (failure.code, failure.reason) => {
@@ -126,7 +126,7 @@ impl SeriesSummary {
 pub struct FailureCount {
     /// The class of the status that the client received, such as `5xx`; `000` if there was none.
     pub code: &'static str,
-    /// The reason.
+    /// The failure reason.
     pub reason: &'static str,
     /// The number of requests.
     pub requests: u64,
@@ -135,10 +135,10 @@ pub struct FailureCount {
 /// One shard's counts of one series: about 2 KiB.
 #[derive(Debug)]
 pub(crate) struct SeriesCells {
-    /// Requests without a reason, by class.
-    responses: [Cell; CLASSES],
-    /// The same for gRPC calls, also by status; absent until the first call.
-    grpc_responses: OnceLock<Box<[[Cell; CLASSES]; STATUS_COUNT]>>,
+    /// Requests without a failure reason, by class of status.
+    responses: [Cell; CLASS_COUNT],
+    /// gRPC calls without a failure reason, by gRPC status and class; absent until the first call.
+    grpc_responses: OnceLock<Box<[[Cell; CLASS_COUNT]; STATUS_COUNT]>>,
     bytes_in: Cell,
     bytes_out: Cell,
     /// Opened TCP connections.
@@ -147,12 +147,13 @@ pub(crate) struct SeriesCells {
     streams_opened: Cell,
     /// Completed streams of requests.
     streams_ended: Cell,
+    /// Requests with a failure reason, by outcome.
     failures_by_outcome: OutcomeTable,
     durations: HistogramCells,
-    /// Traffic allowed although policies deny it, by reason; absent until the first.
+    /// Traffic that a dry-run policy would deny, by reason; absent until the first occurrence.
     dry_run_denials: OnceLock<Box<OutcomeTable>>,
     /// An exemplar for each bucket; absent until the first traced request.
-    exemplars: OnceLock<Box<[ExemplarCell; BUCKETS]>>,
+    exemplars: OnceLock<Box<[ExemplarCell; EXPOSED_BUCKETS]>>,
 }
 
 impl SeriesCells {
@@ -230,7 +231,7 @@ pub(crate) struct SeriesTotals {
     pub(crate) durations: Histogram,
     pub(crate) dry_run_denials: BTreeMap<&'static str, u64>,
     /// The newest exemplar of each bucket.
-    pub(crate) exemplars: [Option<Exemplar>; BUCKETS],
+    pub(crate) exemplars: [Option<Exemplar>; EXPOSED_BUCKETS],
 }
 
 impl SeriesTotals {
@@ -245,7 +246,7 @@ impl SeriesTotals {
             streams_ended: 0,
             durations: Histogram::new(),
             dry_run_denials: BTreeMap::new(),
-            exemplars: [None; BUCKETS],
+            exemplars: [None; EXPOSED_BUCKETS],
         };
         for cells in shards {
             totals.add_cells(cells);
@@ -281,7 +282,7 @@ impl SeriesTotals {
         }
     }
 
-    fn add_responses(&mut self, responses: &[Cell; CLASSES], grpc: Option<GrpcStatus>) {
+    fn add_responses(&mut self, responses: &[Cell; CLASS_COUNT], grpc: Option<GrpcStatus>) {
         for (class, cell) in StatusClass::ALL.into_iter().zip(responses) {
             let count = cell.read();
             if count > 0 {

@@ -1,6 +1,6 @@
-//! Status classes, by the first digit of a status.
+//! Classes of HTTP status codes, for the label `code` of metrics.
 
-/// The class of a status, in order of its first digit.
+/// The class of an HTTP status code, by its first digit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum StatusClass {
     /// No response, or a status that HTTP does not define.
@@ -18,7 +18,7 @@ pub(crate) enum StatusClass {
 }
 
 impl StatusClass {
-    pub(crate) const ALL: [Self; CLASSES] = [
+    pub(crate) const ALL: [Self; CLASS_COUNT] = [
         Self::None,
         Self::Interim,
         Self::Success,
@@ -52,7 +52,7 @@ impl StatusClass {
 }
 
 /// The number of classes: no response, and five classes of status.
-pub(crate) const CLASSES: usize = 6;
+pub(crate) const CLASS_COUNT: usize = 6;
 
 #[cfg(test)]
 mod tests {

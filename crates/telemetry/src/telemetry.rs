@@ -14,11 +14,12 @@ use crate::series::{MAX_SERIES, RequestLabels, SeriesCells, SeriesSummary, Serie
 #[derive(Debug)]
 pub struct Telemetry {
     registry: Mutex<MetricRegistry>,
+    /// The process-wide gauges.
     levels: [Cell; Level::ALL.len()],
 }
 
 impl Telemetry {
-    /// Creates an empty telemetry.
+    /// Creates the telemetry of a process, without shards and series.
     #[must_use]
     pub fn new() -> Arc<Self> {
         let telemetry = Self { registry: Mutex::default(), levels: cell_array() };
@@ -41,8 +42,8 @@ impl Telemetry {
     #[must_use]
     pub fn count(&self, count: Count) -> u64 {
         let shards = &self.lock().shards;
-        let count_of = |shard: &Arc<ShardCells>| shard.counts[count as usize].read();
-        shards.iter().map(count_of).fold(0, u64::wrapping_add)
+        let shard_count = |shard: &Arc<ShardCells>| shard.counts[count as usize].read();
+        shards.iter().map(shard_count).fold(0, u64::wrapping_add)
     }
 
     /// Returns the sum of a gauge over all shards. One shard may lower a gauge that another raised; a
@@ -50,8 +51,8 @@ impl Telemetry {
     #[must_use]
     pub fn gauge(&self, gauge: Gauge) -> u64 {
         let shards = &self.lock().shards;
-        let count_of = |shard: &Arc<ShardCells>| shard.gauges[gauge as usize].read();
-        let sum = shards.iter().map(count_of).fold(0, u64::wrapping_add);
+        let shard_value = |shard: &Arc<ShardCells>| shard.gauges[gauge as usize].read();
+        let sum = shards.iter().map(shard_value).fold(0, u64::wrapping_add);
         u64::try_from(sum.cast_signed()).unwrap_or(0)
     }
 
@@ -166,5 +167,5 @@ impl ShardCells {
     }
 }
 
-/// The value of an unset gauge.
+/// The value of a process-wide gauge that was never set.
 const UNSET: u64 = u64::MAX;

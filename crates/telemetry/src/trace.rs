@@ -25,7 +25,7 @@ pub struct SpanId(pub NonZeroU64);
 /// The context of a received request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceContext {
-    /// The trace and the span of the sender; absent if the context has a sampling decision only.
+    /// The IDs of the trace and of the sender's span; `None` if the context has a sampling decision only.
     pub ids: Option<(TraceId, SpanId)>,
     /// The sampling decision of the sender.
     pub decision: SamplingDecision,
@@ -62,18 +62,18 @@ pub struct PropagationFormats {
 /// A span of a trace, and the propagation of its context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceSpan {
-    /// The trace.
+    /// The ID of the trace.
     pub trace: TraceId,
-    /// The span itself.
+    /// The ID of this span.
     pub id: SpanId,
-    /// The parent span.
+    /// The ID of the parent span; `None` for the first span of a trace.
     pub parent: Option<SpanId>,
     /// True if the trace is sampled.
     pub is_sampled: bool,
     is_debug: bool,
     is_narrow: bool,
     formats: PropagationFormats,
-    /// The received headers that are replaced or removed.
+    /// The names of the received headers that are replaced or removed.
     replaced: &'static [&'static str],
 }
 
@@ -111,8 +111,8 @@ impl TraceSpan {
         }
     }
 
-    /// Returns the names of the headers that [`PropagatedHeaders`] replaces: at least of those that are
-    /// present.
+    /// Returns the names of the received headers to remove, since [`PropagatedHeaders`] replaces them. Some of
+    /// the names may not be present.
     #[must_use]
     pub fn replaced_headers(&self) -> &'static [&'static str] {
         self.replaced

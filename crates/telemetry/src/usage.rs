@@ -91,8 +91,8 @@ fn cpu_time(ticks: u64, ticks_per_second: u64) -> Duration {
 
 /// Returns the value of a line such as `Rss:   1234 kB`.
 fn parse_kib(memory: &str, name: &str) -> Option<u64> {
-    let rest = memory.lines().find_map(|line| line.strip_prefix(name))?;
-    rest.trim().strip_suffix("kB")?.trim().parse().ok()
+    let value = memory.lines().find_map(|line| line.strip_prefix(name))?;
+    value.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
 /// Returns the error of a file of `/proc` with an unknown format.

@@ -3,7 +3,7 @@
 use leno_traffic::Candidates;
 use leno_traffic::balance::Load;
 
-/// The requests in flight of each, and true if it may be chosen.
+/// The number of requests in progress of each candidate, and true if the candidate may be chosen.
 pub(crate) struct TenCandidates([(u32, bool); 10]);
 
 impl Candidates for TenCandidates {
@@ -18,7 +18,7 @@ impl Candidates for TenCandidates {
     }
 
     fn is_usable(&self, index: usize) -> bool {
-        self.0.get(index).is_some_and(|(_, usable)| *usable)
+        self.0.get(index).is_some_and(|(_, is_usable)| *is_usable)
     }
 }
 

@@ -19,7 +19,7 @@ use leno_traffic::{FailedAttempt, SentPart};
 use crate::member::proxy_config;
 use crate::sample::{SampleRequest, sample_request};
 
-/// Two retries of responses with any of three statuses.
+/// Returns a rule with two retries of responses with any of three statuses, and a budget.
 pub(crate) fn retry_rule() -> (RetryRule, RetryBudget) {
     let rule =
         RetryRule { codes: vec![502, 503, 504], attempts: 2, backoff: Duration::from_millis(25) };
@@ -44,7 +44,7 @@ pub(crate) fn hedge_rule() -> HedgeRule {
 pub(crate) const HEDGE_CONDITIONS: HedgeConditions<'_> =
     HedgeConditions { method: "GET", is_unrepeatable: false, has_affinity: false, retries: 0 };
 
-/// CORS for one origin, with two methods.
+/// Returns a CORS rule for one origin, with two methods.
 pub(crate) fn cors_rule() -> Cors {
     Cors {
         origins: vec![OriginPattern::new("https://shop.example").expect("an origin")],
@@ -56,14 +56,14 @@ pub(crate) fn cors_rule() -> Cors {
     }
 }
 
-/// A request from a page of that origin.
+/// Returns a request from a page of that origin.
 pub(crate) fn cross_origin_request() -> SampleRequest {
     let mut sample = sample_request("/shop/7");
     sample.fields.push(("origin".to_owned(), "https://shop.example".to_owned()));
     sample
 }
 
-/// Requests for one path require a token, external authorization and a global rate limit by client.
+/// Returns checks of requests for one path, which require a token, external authorization and a global rate limit by client.
 pub(crate) fn compile_checks() -> CompiledChecks {
     let requests = || {
         vec![RequestMatch {
@@ -87,7 +87,7 @@ pub(crate) fn compile_checks() -> CompiledChecks {
         ),
         (ServicePolicyKind::JwtValidation, RequestCheck::Tokens(Box::new(tokens))),
     ];
-    let checks = checks.map(|(kind, check)| PortCheck { policy: policy_name(kind), check: check });
+    let checks = checks.map(|(kind, check)| PortCheck { policy: policy_name(kind), check });
     let entry = DescriptorEntry { key: "method".to_owned(), value: DescriptorValue::Method };
     let global = GlobalLimit {
         check_service: check_service(),
@@ -107,11 +107,11 @@ pub(crate) fn compile_checks() -> CompiledChecks {
         limits: BTreeMap::from([(PORT, vec![limits])]),
         ..proxy_config(Access::AllowAll)
     };
-    CompiledChecks::build(&config).expect("checks").expect("there are some")
+    CompiledChecks::build(&config).expect("the checks are valid").expect("there are checks")
 }
 
 fn check_service() -> CheckService {
-    let server = Server::parse("http://192.0.2.2:9000").expect("a server");
+    let server = Server::parse("http://192.0.2.2:9000").expect("the server is valid");
     let timeout = Duration::from_millis(200);
     CheckService {
         at: CheckServiceAddress::External(server),
@@ -121,7 +121,7 @@ fn check_service() -> CheckService {
 }
 
 fn policy_name(kind: ServicePolicyKind) -> ServicePolicyName {
-    ServicePolicyName::new(kind, "shop", "orders").expect("a name")
+    ServicePolicyName::new(kind, "shop", "orders").expect("the name is valid")
 }
 
 #[expect(clippy::disallowed_methods, reason = "a budget requires a start time")]

@@ -12,7 +12,7 @@ use crate::sample::sample_request;
 
 pub(crate) type AccessAndPermit = (InboundAccess, ConnectionPermit);
 
-/// Twelve prefixes, four of them also for a canary, three exact paths, and a default.
+/// Returns routes for twelve prefixes, four of them also for a canary, three exact paths, and a default.
 pub(crate) fn twenty_routes() -> PortRoutes {
     const NAMES: [&str; 12] = [
         "products", "reviews", "ratings", "details", "carts", "orders", "users", "stock", "prices",
@@ -27,7 +27,7 @@ pub(crate) fn twenty_routes() -> PortRoutes {
     compile_routes(matches)
 }
 
-/// This number of rules, each for one path.
+/// Returns this number of rules, each for one path.
 pub(crate) fn many_routes(rules: usize, path: fn(&str) -> PathMatch) -> PortRoutes {
     let matches = (0..rules).map(|number| path_match(path(&number.to_string())));
     compile_routes(matches.collect())
@@ -42,7 +42,7 @@ pub(crate) fn path_prefix(name: &str) -> PathMatch {
 }
 
 pub(crate) fn compile_routes(matches: Vec<RequestMatch>) -> PortRoutes {
-    let view = PortConfig {
+    let port_config = PortConfig {
         name: None,
         protocol: Protocol::Http,
         routed: true,
@@ -53,7 +53,7 @@ pub(crate) fn compile_routes(matches: Vec<RequestMatch>) -> PortRoutes {
         tags: None,
         tcp_rule: None,
     };
-    PortRoutes::compile(&view).expect("the rules are valid")
+    PortRoutes::compile(&port_config).expect("the rules are valid")
 }
 
 pub(crate) fn path_match(path: PathMatch) -> RequestMatch {
@@ -66,14 +66,14 @@ pub(crate) fn canary_match(path: PathMatch) -> RequestMatch {
     RequestMatch { headers: vec![header], ..path_match(path) }
 }
 
-/// 90 % to one version, the rest to the next.
+/// Returns a rule that forwards 90 % of requests to one version, and 10 % to the next.
 pub(crate) fn split_rule(request: RequestMatch) -> RouteRule {
     let backend = |(name, weight)| {
-        let service = ServiceName::new("bookinfo", name).expect("a name");
+        let service = ServiceName::new("bookinfo", name).expect("the name is valid");
         WeightedBackend::new(service, 9080, weight)
     };
     RouteRule {
-        route: RouteName::new("bookinfo", "shop").expect("a name"),
+        route: RouteName::new("bookinfo", "shop").expect("the name is valid"),
         matches: vec![request],
         backends: [("reviews-v1", 90), ("reviews-v2", 10)].map(backend).to_vec(),
         request_timeout: None,
@@ -82,7 +82,7 @@ pub(crate) fn split_rule(request: RequestMatch) -> RouteRule {
     }
 }
 
-/// Each policy allows one path to two accounts. The peer has sent a request before: the lazy state of regular
+/// Returns rules of ten policies that each allow one path to two accounts. The peer has sent a request before: the lazy state of regular
 /// expressions for this path is initialized.
 pub(crate) fn compile_access(path: &str) -> AccessAndPermit {
     const NAMES: [&str; 10] = [
@@ -93,7 +93,7 @@ pub(crate) fn compile_access(path: &str) -> AccessAndPermit {
     let rules = NAMES.iter().map(|name| {
         let client = if allowed.contains(name) { "productpage" } else { "backoffice" };
         AccessRule {
-            policy: PolicyName::new("bookinfo", name).expect("a name"),
+            policy: PolicyName::new("bookinfo", name).expect("the name is valid"),
             sources: vec![service_account("operations"), service_account(client)],
             http: [format!("/{name}"), format!("/{name}/[0-9]+")]
                 .map(|path| path_match(PathMatch::Regex(path)))
@@ -101,19 +101,19 @@ pub(crate) fn compile_access(path: &str) -> AccessAndPermit {
             tcp: PortSet::Only(Vec::new()),
         }
     });
-    let trust_domain = TrustDomain::new("cluster.local").expect("a name");
+    let trust_domain = TrustDomain::new("cluster.local").expect("the name is valid");
     let access = InboundAccess::compile(&Access::AllowListed(rules.collect()), &trust_domain);
     let access = access.expect("the rules are valid");
     let peer = SpiffeId { trust_domain, account: service_account("productpage") };
-    let permit = access.authorize_connection(Some(&peer), 9080).expect("a member of the mesh");
+    let permit = access.authorize_connection(Some(&peer), 9080).expect("the peer is a member");
     let sample = sample_request(path);
     for _ in 0..4 {
-        let before = access.authorize_request(&permit, &sample.request_view());
-        assert_eq!(before.is_ok(), path == "/reviews/42");
+        let decision = access.authorize_request(&permit, &sample.request_view());
+        assert_eq!(decision.is_ok(), path == "/reviews/42");
     }
     (access, permit)
 }
 
 pub(crate) fn service_account(name: &str) -> ServiceAccount {
-    ServiceAccount::new("bookinfo", name).expect("a name")
+    ServiceAccount::new("bookinfo", name).expect("the name is valid")
 }

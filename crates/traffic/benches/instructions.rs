@@ -7,7 +7,7 @@
     clippy::allow_attributes_without_reason,
     missing_docs,
     unused_qualifications,
-    reason = "what the macros of gungraun write keeps to none of these"
+    reason = "the macros of gungraun generate code that violates these lints"
 )]
 
 mod candidates;

@@ -44,18 +44,18 @@ pub(crate) fn with_version(value: &str) -> TagMatch {
 }
 
 pub(crate) fn rule_origin(dialect: TagDialect, index: usize) -> RuleOrigin {
-    let name = TagRouteName::new("shop", "orders").expect("a name");
-    RuleOrigin { dialect, name, index: u32::try_from(index).expect("a place") }
+    let name = TagRouteName::new("shop", "orders").expect("the name is valid");
+    RuleOrigin { dialect, name, index: u32::try_from(index).expect("the index fits") }
 }
 
 pub(crate) fn tag_rules(count: usize) -> CompiledTagRules {
     let rule = |index: usize| {
-        let tags = [("version".to_owned(), TagValue::Is((index % 10).to_string()))];
+        let tags = [("version".to_owned(), TagValue::Exact((index % 10).to_string()))];
         TagRule {
             origin: rule_origin(TagDialect::TagRoute, index),
-            precedence: 0,
+            priority: 0,
             from: CallerMatch::default(),
-            matches: with_version(&format!("v-{index}")),
+            request_match: with_version(&format!("v-{index}")),
             split: TagSplit {
                 targets: vec![TagTarget { weight: 1, set: TagSet::All(tags.into()) }],
                 ..TagSplit::default()
@@ -68,10 +68,10 @@ pub(crate) fn tag_rules(count: usize) -> CompiledTagRules {
     let rules = TagRules {
         rules: (0..count).map(rule).collect(),
         fallback_policy: vec![FallbackPolicy::Default, FallbackPolicy::Any],
-        by_caller: Vec::new(),
+        caller_rules: Vec::new(),
     };
     CompiledTagRules::build(&Arc::new(rules), &CallerAttributes::default(), &ten_endpoints(), None)
-        .expect("rules")
+        .expect("the rules are valid")
 }
 
 pub(crate) fn compile_lanes() -> Lanes {
@@ -81,11 +81,11 @@ pub(crate) fn compile_lanes() -> Lanes {
     };
     let rule = LaneRule {
         origin: rule_origin(TagDialect::Lane, 0),
-        precedence: 0,
-        matches: with_version("v-0"),
+        priority: 0,
+        request_match: with_version("v-0"),
         marks: vec![mark(60, "gray")],
     };
-    Lanes::compile(&BTreeMap::from([(PORT, vec![rule])])).expect("rules")
+    Lanes::compile(&BTreeMap::from([(PORT, vec![rule])])).expect("the rules are valid")
 }
 
 pub(crate) fn outlier_detector() -> OutlierDetector {
@@ -132,7 +132,7 @@ pub(crate) fn test_circuit() -> Circuit {
         window: Duration::from_secs(10),
         buckets: 10,
         requests_min: 20,
-        failed: FailureThreshold { share_ppm: Some(500_000), number: None },
+        failure_threshold: FailureThreshold { share_ppm: Some(500_000), count: None },
         consecutive_failures: None,
         slow: None,
         open_duration: Duration::from_secs(20),
@@ -153,7 +153,7 @@ pub(crate) fn compile_limits(key: RateLimitKey) -> CompiledLimits {
     limits_of(RateLimits { rules: vec![rule], ..RateLimits::default() })
 }
 
-pub(crate) fn at_once(is_adaptive: bool) -> CompiledLimits {
+pub(crate) fn concurrency_limits(is_adaptive: bool) -> CompiledLimits {
     let adaptive = is_adaptive
         .then_some(AdaptiveConcurrency { min_concurrency: 4, latency_tolerance_percent: 50 });
     let concurrency = Concurrency { requests: 1000, adaptive, ..Concurrency::default() };
@@ -162,7 +162,8 @@ pub(crate) fn at_once(is_adaptive: bool) -> CompiledLimits {
 
 fn limits_of(limits: RateLimits) -> CompiledLimits {
     let limits = PortLimits { policy: policy_name(ServicePolicyKind::RateLimit), limits };
-    CompiledLimits::build(&BTreeMap::from([(PORT, vec![limits])]), None).expect("limits")
+    CompiledLimits::build(&BTreeMap::from([(PORT, vec![limits])]), None)
+        .expect("the limits are valid")
 }
 
 pub(crate) fn compile_faults() -> CompiledFaults {
@@ -175,29 +176,30 @@ pub(crate) fn compile_faults() -> CompiledFaults {
         abort: Some(abort),
     };
     let policy = policy_name(ServicePolicyKind::FaultInjection);
-    CompiledFaults::compile(&PortFaults { policy, rules: vec![rule] }).expect("faults")
+    CompiledFaults::compile(&PortFaults { policy, rules: vec![rule] })
+        .expect("the faults are valid")
 }
 
 pub(crate) fn hash_table(algorithm: fn(HashKey) -> BalanceAlgorithm) -> EndpointHashTable {
     EndpointHashTable::for_endpoints(&algorithm(HashKey::Source), &ten_endpoints())
-        .expect("it hashes")
+        .expect("the algorithm has a hash table")
 }
 
-/// Slow start from 10 % to 100 % within a minute.
+/// Returns a balancer with slow start from 10 % to 100 % within a minute.
 pub(crate) fn slow_start_balancer() -> Balancer {
     let slow_start = Some(SlowStart { time: Duration::from_secs(60), percent_min: 10 });
     let algorithm = BalanceAlgorithm::PeakEwma { choices: 2 };
     Balancer::new(LoadBalancing { algorithm, slow_start })
 }
 
-/// 90 % of connections to one backend, the rest to another.
+/// Returns a rule that forwards 90 % of connections to one backend, and 10 % to another.
 pub(crate) fn tcp_rule() -> TcpRule {
     let backend = |(name, weight)| {
-        let service = ServiceName::new("shop", name).expect("a name");
+        let service = ServiceName::new("shop", name).expect("the name is valid");
         WeightedBackend::new(service, PORT, weight)
     };
     TcpRule {
-        route: RouteName::new("shop", "orders").expect("a name"),
+        route: RouteName::new("shop", "orders").expect("the name is valid"),
         kind: RouteKind::default(),
         backends: [("orders-v1", 90), ("orders-v2", 10)].map(backend).to_vec(),
         ungranted_weight: 0,
@@ -205,21 +207,22 @@ pub(crate) fn tcp_rule() -> TcpRule {
 }
 
 pub(crate) fn policy_name(kind: ServicePolicyKind) -> ServicePolicyName {
-    ServicePolicyName::new(kind, "shop", "orders").expect("a name")
+    ServicePolicyName::new(kind, "shop", "orders").expect("the name is valid")
 }
 
 pub(crate) fn service_account() -> ServiceAccount {
-    ServiceAccount::new("shop", "web").expect("a name")
+    ServiceAccount::new("shop", "web").expect("the name is valid")
 }
 
-/// Ten endpoints, each with its own version.
+/// Returns ten endpoints, each with its own version.
 pub(crate) fn ten_endpoints() -> Arc<[Arc<Endpoint>]> {
     let endpoint = |index: u16| {
         Arc::new(Endpoint {
             id: EndpointId {
-                service: ServiceName::new("shop", "orders").expect("a name"),
+                service: ServiceName::new("shop", "orders").expect("the name is valid"),
                 port: PORT,
-                workload: WorkloadName::new("shop", &format!("orders-{index}")).expect("a name"),
+                workload: WorkloadName::new("shop", &format!("orders-{index}"))
+                    .expect("the name is valid"),
             },
             address: ([127, 0, 0, 1], index + 1).into(),
             account: Some(service_account()),

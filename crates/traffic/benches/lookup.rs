@@ -1,14 +1,14 @@
 //! Instruction counts of decisions among ten rules of a kind and among ten thousand; more than 3 % above the
 //! measured count fails.
 //!
-//! The third rule from the end decides. All are indexed, and the cost hardly depends on their number.
+//! The third rule from the end decides. All rules are indexed, and the cost hardly depends on their number.
 //! Benchmarks in `instructions.rs` and `rules.rs` (routes by exact paths and prefixes, and tags) are not
-//! repeated here. Measured in the same way.
+//! repeated here. The counts are measured in the same way.
 #![allow(
     clippy::allow_attributes_without_reason,
     missing_docs,
     unused_qualifications,
-    reason = "what the macros of gungraun write keeps to none of these"
+    reason = "the macros of gungraun generate code that violates these lints"
 )]
 
 mod many;
@@ -203,7 +203,8 @@ fn fault_injection(
 #[bench::of_10(args = (header_lanes(10), request_for_rule(10)), config = limited_to(3_160))]
 #[bench::of_10000(args = (header_lanes(10_000), request_for_rule(10_000)), config = limited_to(907))]
 fn lane(lanes: Lanes, sample: SampleRequest) -> (Lanes, SampleRequest) {
-    let marks = lanes.marks_for(PORT, &sample.request_view(), &mut || black_box(RANDOM_NUMBER));
+    let marks =
+        lanes.headers_for_request(PORT, &sample.request_view(), &mut || black_box(RANDOM_NUMBER));
     assert!(black_box(marks).rule.is_some());
     (lanes, sample)
 }
@@ -218,7 +219,7 @@ fn egress_rule_by_host(
 ) -> (EgressRules, RequestAndHost) {
     let (sample, authority) = &input;
     let request = RequestView { authority, ..sample.request_view() };
-    let policy = egress_rules.by_request(black_box(OUTSIDE), &request);
+    let policy = egress_rules.policy_for_request(black_box(OUTSIDE), &request);
     assert!(black_box(policy).is_some());
     (egress_rules, input)
 }
@@ -228,7 +229,7 @@ fn egress_rule_by_host(
 #[bench::of_10(args = (egress_rules(10, MatchedBy::ServerName), host_of_rule(10)), config = limited_to(750))]
 #[bench::of_10000(args = (egress_rules(10_000, MatchedBy::ServerName), host_of_rule(10_000)), config = limited_to(772))]
 fn egress_rule_by_server_name(egress_rules: EgressRules, name: &'static str) -> EgressRules {
-    let policy = egress_rules.by_server_name(black_box(OUTSIDE), name);
+    let policy = egress_rules.policy_for_server_name(black_box(OUTSIDE), name);
     assert!(black_box(policy).is_some());
     egress_rules
 }

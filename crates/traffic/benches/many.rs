@@ -33,44 +33,44 @@ pub(crate) type AccessAndOrigin = (InboundAccess, ConnectionOrigin);
 /// A request to an external host, and that host.
 pub(crate) type RequestAndHost = (SampleRequest, &'static str);
 
-/// The number of the deciding rule.
+/// Returns the number of the deciding rule.
 const fn deciding_rule(rules: usize) -> usize {
     rules - 3
 }
 
-/// A request with the header of the deciding rule.
+/// Returns a request with the header of the deciding rule.
 pub(crate) fn request_for_rule(rules: usize) -> SampleRequest {
     let mut sample = sample_request("/shop/carts");
     sample.fields.push(("x-user".to_owned(), numbered_user(deciding_rule(rules))));
     sample
 }
 
-/// A request below the path of the deciding rule.
+/// Returns a request below the path of the deciding rule.
 pub(crate) fn request_below_path(rules: usize) -> SampleRequest {
     sample_request(&format!("/place-{}/7", deciding_rule(rules)))
 }
 
-/// A request below the shop path of the deciding rule.
+/// Returns a request below the shop path of the deciding rule.
 pub(crate) fn request_below_shop(rules: usize) -> SampleRequest {
     sample_request(&format!("/shop/place-{}/7", deciding_rule(rules)))
 }
 
-/// The account of the deciding rule.
+/// Returns the account of the deciding rule.
 pub(crate) fn caller_of_rule(rules: usize) -> ServiceAccount {
     numbered_account(deciding_rule(rules))
 }
 
-/// The host of the deciding rule.
+/// Returns the host of the deciding rule.
 pub(crate) fn host_of_rule(rules: usize) -> &'static str {
     on_a_page(&numbered_host(deciding_rule(rules)))
 }
 
-/// A request for that host.
+/// Returns a request for that host.
 pub(crate) fn to_host(rules: usize) -> RequestAndHost {
     (sample_request("/shop"), host_of_rule(rules))
 }
 
-/// Routes with one path, each for one value of a header.
+/// Returns routes with one path, each for one value of a header.
 pub(crate) fn header_routes(rules: usize) -> PortRoutes {
     compile_routes(rules, |number| RequestMatch {
         headers: vec![FieldMatch {
@@ -81,22 +81,23 @@ pub(crate) fn header_routes(rules: usize) -> PortRoutes {
     })
 }
 
-/// Routes with a separate regular expression each.
+/// Returns routes with a separate regular expression each.
 pub(crate) fn regex_routes(rules: usize) -> PortRoutes {
     compile_routes(rules, |number| path_match(PathMatch::Regex(format!("/place-{number}/[0-9]+"))))
 }
 
 fn compile_routes(rules: usize, request: fn(usize) -> RequestMatch) -> PortRoutes {
     let rule = |number| RouteRule {
-        route: RouteName::new("shop", "carts").expect("a name"),
+        route: RouteName::new("shop", "carts").expect("the name is valid"),
         matches: vec![request(number)],
         backends: vec![test_backend()],
         request_timeout: None,
         actions: leno_model::RuleActions::default(),
         kind: leno_model::RouteKind::default(),
     };
-    let view = PortConfig { routed: true, rules: (0..rules).map(rule).collect(), ..empty_port() };
-    PortRoutes::compile(&view).expect("the rules are valid")
+    let port_config =
+        PortConfig { routed: true, rules: (0..rules).map(rule).collect(), ..empty_port() };
+    PortRoutes::compile(&port_config).expect("the rules are valid")
 }
 
 /// Limits of one policy, each for one path.
@@ -120,7 +121,7 @@ pub(crate) fn limits_of_callers(rules: usize) -> CompiledLimits {
 
 fn compile_limits(
     rules: usize,
-    about: fn(usize) -> (Vec<RequestMatch>, Vec<PeerMatch>),
+    conditions: fn(usize) -> (Vec<RequestMatch>, Vec<PeerMatch>),
 ) -> CompiledLimits {
     let rule = |number, (requests, peers)| RateRule {
         name: format!("rules[{number}]"),
@@ -131,13 +132,14 @@ fn compile_limits(
         stop: false,
         response: FixedResponse::default(),
     };
-    let rules = (0..rules).map(|number| rule(number, about(number))).collect();
+    let rules = (0..rules).map(|number| rule(number, conditions(number))).collect();
     let limits = RateLimits { rules, ..RateLimits::default() };
     let limits = PortLimits { policy: policy_name(ServicePolicyKind::RateLimit), limits };
-    CompiledLimits::build(&BTreeMap::from([(PORT, vec![limits])]), None).expect("limits")
+    CompiledLimits::build(&BTreeMap::from([(PORT, vec![limits])]), None)
+        .expect("the limits are valid")
 }
 
-/// Faults of one policy, each for one path.
+/// Returns faults of one policy, each for one path.
 pub(crate) fn path_faults(rules: usize) -> CompiledFaults {
     let rule = |number| FaultRule {
         name: format!("rules[{number}]"),
@@ -152,13 +154,13 @@ pub(crate) fn path_faults(rules: usize) -> CompiledFaults {
     };
     let policy = policy_name(ServicePolicyKind::FaultInjection);
     let rules = (0..rules).map(rule).collect();
-    CompiledFaults::compile(&PortFaults { policy, rules }).expect("faults")
+    CompiledFaults::compile(&PortFaults { policy, rules }).expect("the faults are valid")
 }
 
-/// Routes of TLS sessions, each for one server name.
+/// Returns routes of TLS sessions, each for one server name.
 pub(crate) fn tls_routes(rules: usize) -> TlsRoutes {
     let rule = |number| TlsRule {
-        route: RouteName::new("shop", &format!("carts-{number}")).expect("a name"),
+        route: RouteName::new("shop", &format!("carts-{number}")).expect("the name is valid"),
         hostnames: vec![host_pattern(number)],
         backends: vec![test_backend()],
         ungranted_weight: 0,
@@ -167,7 +169,7 @@ pub(crate) fn tls_routes(rules: usize) -> TlsRoutes {
     TlsRoutes::compile(&PortConfig { protocol: Protocol::Tcp, tls_rules, ..empty_port() })
 }
 
-/// Rules of an access policy that allow or deny one path each to one account.
+/// Returns rules of an access policy that allow or deny one path each to one account.
 pub(crate) fn access_policies(rules: usize, action: PolicyAction) -> AccessAndPermit {
     let rule = |number| PolicyRule {
         action,
@@ -177,7 +179,7 @@ pub(crate) fn access_policies(rules: usize, action: PolicyAction) -> AccessAndPe
     compile_access(config_with_rules((0..rules).map(rule).collect()))
 }
 
-/// Rules of an access policy that allow one path each, every other one to the peer.
+/// Returns rules of an access policy that allow one path each, every other one to the peer.
 pub(crate) fn shared_policies(rules: usize) -> AccessAndPermit {
     let rule = |number| {
         let peer = if number % 2 == deciding_rule(rules) % 2 {
@@ -191,7 +193,7 @@ pub(crate) fn shared_policies(rules: usize) -> AccessAndPermit {
     compile_access(config_with_rules((0..rules).map(rule).collect()))
 }
 
-/// Rules of an access policy that allow everything to one account each.
+/// Returns rules of an access policy that allow everything to one account each.
 pub(crate) fn policies_of_peers(rules: usize) -> AccessAndPeer {
     let rule = |number| allow_rule(&numbered_account(number), number);
     let config = config_with_rules((0..rules).map(rule).collect());
@@ -201,7 +203,7 @@ pub(crate) fn policies_of_peers(rules: usize) -> AccessAndPeer {
 
 fn allow_rule(account: &ServiceAccount, number: usize) -> PolicyRule {
     PolicyRule {
-        policy: PolicyName::new("shop", "guard").expect("a name"),
+        policy: PolicyName::new("shop", "guard").expect("the name is valid"),
         name: format!("rules[{number}]"),
         action: PolicyAction::Allow,
         peers: vec![only_caller(account)],
@@ -221,10 +223,10 @@ fn only_caller(account: &ServiceAccount) -> PeerMatch {
     PeerMatch { namespace: NamePattern::from(namespace), account: NamePattern::from(name) }
 }
 
-/// Policies that allow paths below one prefix each to one account.
+/// Returns policies that allow paths below one prefix each to one account.
 pub(crate) fn traffic_targets(rules: usize) -> AccessAndPermit {
     let rule = |number| AccessRule {
-        policy: PolicyName::new("shop", &format!("place-{number}")).expect("a name"),
+        policy: PolicyName::new("shop", &format!("place-{number}")).expect("the name is valid"),
         sources: vec![service_account()],
         http: vec![path_match(PathMatch::Regex(format!("/place-{number}/.*")))],
         tcp: PortSet::Only(Vec::new()),
@@ -232,16 +234,18 @@ pub(crate) fn traffic_targets(rules: usize) -> AccessAndPermit {
     compile_access(proxy_config(Access::AllowListed((0..rules).map(rule).collect())))
 }
 
-/// Ingress rules for plaintext clients, each for one path.
+/// Returns ingress rules for plaintext clients, each for one path.
 pub(crate) fn ingress_rules(rules: usize) -> AccessAndPermit {
     let requests = |number| vec![path_match(PathMatch::Exact(format!("/place-{number}/7")))];
     let access = compile_ingress(rules, |number| (None, Some(requests(number))));
     let origin = ConnectionOrigin { address: OUTSIDE.ip(), transport: SessionTransport::Plaintext };
-    let permit = access.authorize_connection_from(None, PORT, Some(origin)).expect("it is open");
+    let permit = access
+        .authorize_connection_from(None, PORT, Some(origin))
+        .expect("an ingress rule allows the client");
     (access, permit)
 }
 
-/// Ingress rules for plaintext clients, each for one address.
+/// Returns ingress rules for plaintext clients, each for one address.
 pub(crate) fn ingress_rules_by_address(rules: usize) -> AccessAndOrigin {
     let access = compile_ingress(rules, |number| {
         (Some(vec![IpRange::from(numbered_address(number))]), None)
@@ -255,11 +259,12 @@ pub(crate) fn ingress_rules_by_address(rules: usize) -> AccessAndOrigin {
     )
 }
 
-type OpenTo = (Option<Vec<IpRange>>, Option<Vec<RequestMatch>>);
+/// The allowed addresses and requests of an ingress rule; `None` for all.
+type IngressConditions = (Option<Vec<IpRange>>, Option<Vec<RequestMatch>>);
 
-fn compile_ingress(rules: usize, to: impl Fn(usize) -> OpenTo) -> InboundAccess {
-    let opening = |number, (ranges, requests)| IngressRule {
-        policy: format!("IngressBackend shop/place-{number}").parse().expect("a name"),
+fn compile_ingress(rules: usize, conditions: impl Fn(usize) -> IngressConditions) -> InboundAccess {
+    let ingress_rule = |number, (ranges, requests)| IngressRule {
+        policy: format!("IngressBackend shop/place-{number}").parse().expect("the name is valid"),
         port: PORT,
         protocol: IngressProtocol::Http,
         ranges,
@@ -267,13 +272,12 @@ fn compile_ingress(rules: usize, to: impl Fn(usize) -> OpenTo) -> InboundAccess 
         external_principals: Vec::new(),
         requests,
     };
-    let openings = (0..rules).map(|number| opening(number, to(number))).collect();
-    let config =
-        WorkloadConfig { ingress_rules: openings, ..proxy_config(Access::AllowListed(Vec::new())) };
+    let ingress_rules = (0..rules).map(|number| ingress_rule(number, conditions(number))).collect();
+    let config = WorkloadConfig { ingress_rules, ..proxy_config(Access::AllowListed(Vec::new())) };
     InboundAccess::from_config(&config).expect("the rules are valid")
 }
 
-/// Lanes, each for one value of a header.
+/// Returns lanes, each for one value of a header.
 pub(crate) fn header_lanes(rules: usize) -> Lanes {
     let rule = |number| {
         let test = ValueTest::Text {
@@ -282,36 +286,38 @@ pub(crate) fn header_lanes(rules: usize) -> Lanes {
             ignore_case: false,
         };
         let headers = vec![FieldTest { name: "x-user".to_owned(), test }];
-        let name = TagRouteName::new("shop", "carts").expect("a name");
-        let index = u32::try_from(number).expect("a place");
+        let name = TagRouteName::new("shop", "carts").expect("the name is valid");
+        let index = u32::try_from(number).expect("the index fits");
         let marks = BTreeMap::from([("x-lane".to_owned(), "gray".to_owned())]);
         LaneRule {
             origin: RuleOrigin { dialect: TagDialect::Lane, name, index },
-            precedence: 0,
-            matches: TagMatch { headers, ..TagMatch::default() },
+            priority: 0,
+            request_match: TagMatch { headers, ..TagMatch::default() },
             marks: vec![LaneMark { percent: 60, headers: marks }],
         }
     };
-    Lanes::compile(&BTreeMap::from([(PORT, (0..rules).map(rule).collect())])).expect("rules")
+    Lanes::compile(&BTreeMap::from([(PORT, (0..rules).map(rule).collect())]))
+        .expect("the rules are valid")
 }
 
-/// Egress rules at one port, each for one host.
+/// Returns egress rules at one port, each for one host.
 pub(crate) fn egress_rules(rules: usize, matched_by: MatchedBy) -> EgressRules {
     let egress_rule = |number| EgressRule {
-        policy: PolicyName::new("shop", &format!("out-{number}")).expect("a name"),
+        policy: PolicyName::new("shop", &format!("out-{number}")).expect("the name is valid"),
         port: OUTSIDE.port(),
         matched_by,
         hosts: vec![host_pattern(number)],
         ranges: Vec::new(),
         requests: None,
     };
-    EgressRules::compile(&(0..rules).map(egress_rule).collect::<Vec<_>>()).expect("outlets")
+    EgressRules::compile(&(0..rules).map(egress_rule).collect::<Vec<_>>())
+        .expect("the rules are valid")
 }
 
 fn compile_access(config: WorkloadConfig) -> AccessAndPermit {
     let access = InboundAccess::from_config(&config).expect("the rules are valid");
     let peer = SpiffeId { trust_domain: config.trust_domain, account: service_account() };
-    let permit = access.authorize_connection(Some(&peer), PORT).expect("a member of the mesh");
+    let permit = access.authorize_connection(Some(&peer), PORT).expect("the peer is a member");
     (access, permit)
 }
 
@@ -334,23 +340,23 @@ fn path_match(path: PathMatch) -> RequestMatch {
 }
 
 fn test_backend() -> WeightedBackend {
-    WeightedBackend::new(ServiceName::new("shop", "carts").expect("a name"), PORT, 1)
+    WeightedBackend::new(ServiceName::new("shop", "carts").expect("the name is valid"), PORT, 1)
 }
 
 fn policy_name(kind: ServicePolicyKind) -> ServicePolicyName {
-    ServicePolicyName::new(kind, "shop", "carts").expect("a name")
+    ServicePolicyName::new(kind, "shop", "carts").expect("the name is valid")
 }
 
 pub(crate) fn service_account() -> ServiceAccount {
-    ServiceAccount::new("shop", "web").expect("a name")
+    ServiceAccount::new("shop", "web").expect("the name is valid")
 }
 
 fn numbered_account(number: usize) -> ServiceAccount {
-    ServiceAccount::new("shop", &format!("web-{number}")).expect("a name")
+    ServiceAccount::new("shop", &format!("web-{number}")).expect("the name is valid")
 }
 
 fn numbered_address(number: usize) -> IpAddr {
-    let bits = u32::try_from(number).expect("a place");
+    let bits = u32::try_from(number).expect("the index fits");
     Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 0, 0).to_bits() + bits).into()
 }
 
@@ -363,7 +369,7 @@ fn numbered_host(number: usize) -> String {
 }
 
 fn host_pattern(number: usize) -> HostPattern {
-    numbered_host(number).parse().expect("a host")
+    numbered_host(number).parse().expect("the host is valid")
 }
 
 pub(crate) const PORT: u16 = 9080;

@@ -1,8 +1,8 @@
-//! The bound of a benchmark.
+//! The instruction limit of a benchmark.
 
 use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig};
 
-/// Fails above 103 % of this count.
+/// Returns the configuration of a benchmark that fails above 103 % of this instruction count.
 pub(crate) fn limited_to(instructions: u64) -> LibraryBenchmarkConfig {
     let limit = instructions + instructions * 3 / 100;
     let mut config = LibraryBenchmarkConfig::default();

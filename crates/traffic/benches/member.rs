@@ -4,9 +4,9 @@ use leno_model::{Access, ServiceAccount, TrustDomain, WorkloadConfig, WorkloadNa
 
 pub(crate) fn proxy_config(access: Access) -> WorkloadConfig {
     WorkloadConfig::identity_only(
-        WorkloadName::new("shop", "carts-1").expect("a name"),
-        ServiceAccount::new("shop", "carts").expect("a name"),
-        TrustDomain::new("cluster.local").expect("a name"),
+        WorkloadName::new("shop", "carts-1").expect("the name is valid"),
+        ServiceAccount::new("shop", "carts").expect("the name is valid"),
+        TrustDomain::new("cluster.local").expect("the name is valid"),
         [127, 0, 0, 1].into(),
         access,
     )

@@ -6,7 +6,7 @@
     clippy::allow_attributes_without_reason,
     missing_docs,
     unused_qualifications,
-    reason = "what the macros of gungraun write keeps to none of these"
+    reason = "the macros of gungraun generate code that violates these lints"
 )]
 
 mod candidates;
@@ -29,10 +29,11 @@ use leno_traffic::cors::{CrossOrigin, apply_cors};
 use leno_traffic::fault::CompiledFaults;
 use leno_traffic::hedge::may_hedge;
 use leno_traffic::outlier::{OutlierDetector, RequestResult};
-use leno_traffic::request_checks::{CheckedClient as Named, CompiledChecks};
+use leno_traffic::request_checks::{CheckedClient, CompiledChecks};
 use leno_traffic::retry::retry_pause;
 use leno_traffic::{
-    AttemptFailure, CompiledLimits, CompiledTagRules, FieldEdits, Lanes, retry_by_rule, tcp_backend,
+    AttemptFailure, CompiledLimits, CompiledTagRules, FieldEdits, Lanes, retry_by_rule,
+    select_tcp_backend,
 };
 
 use self::candidates::{TenCandidates, ten_candidates};
@@ -41,8 +42,8 @@ use self::conditions::{
     hedge_rule, now, retry_rule,
 };
 use self::kinds::{
-    PORT, RequestAndCaller, at_once, compile_faults, compile_lanes, compile_limits, hash_table,
-    outlier_detector, request_and_caller, request_with_version, sermant_removal,
+    PORT, RequestAndCaller, compile_faults, compile_lanes, compile_limits, concurrency_limits,
+    hash_table, outlier_detector, request_and_caller, request_with_version, sermant_removal,
     slow_start_balancer, tag_rules, tcp_rule, test_circuit,
 };
 use self::measure::limited_to;
@@ -66,7 +67,8 @@ fn tag_route(
 #[library_benchmark]
 #[bench::marks(args = (compile_lanes(), request_with_version("v-0")), config = limited_to(551))]
 fn lane(lanes: Lanes, sample: SampleRequest) -> (Lanes, SampleRequest) {
-    let marks = lanes.marks_for(PORT, &sample.request_view(), &mut || black_box(RANDOM_NUMBER));
+    let marks =
+        lanes.headers_for_request(PORT, &sample.request_view(), &mut || black_box(RANDOM_NUMBER));
     assert!(black_box(marks).rule.is_some());
     (lanes, sample)
 }
@@ -92,9 +94,10 @@ fn outlier_detection(mut detector: OutlierDetector) -> OutlierDetector {
 #[bench::closed(args = (test_circuit()), config = limited_to(110))]
 fn circuit_breaker(mut circuit: Circuit) -> Circuit {
     let now = Duration::from_millis(1);
-    let ticket = circuit.admit_request(black_box(now)).expect("it is closed");
-    let turn = circuit.record_result(ticket, RequestOutcome { failed: false, duration: now }, now);
-    assert!(black_box(turn).is_none());
+    let ticket = circuit.admit_request(black_box(now)).expect("the circuit is closed");
+    let transition =
+        circuit.record_result(ticket, RequestOutcome { failed: false, duration: now }, now);
+    assert!(black_box(transition).is_none());
     circuit
 }
 
@@ -114,12 +117,14 @@ fn rate_limit(
 
 // A RateLimit with a concurrency limit: one request acquires a slot, receives a response and releases it.
 #[library_benchmark]
-#[bench::fixed(args = (at_once(false)), config = limited_to(230))]
-#[bench::adaptive(args = (at_once(true)), config = limited_to(511))]
+#[bench::fixed(args = (concurrency_limits(false)), config = limited_to(230))]
+#[bench::adaptive(args = (concurrency_limits(true)), config = limited_to(511))]
 fn concurrency(limits: CompiledLimits) -> CompiledLimits {
     let now = |ms| black_box(Duration::from_millis(ms));
-    let slot =
-        limits.acquire_slot(PORT, true, now(7)).expect("there is room").expect("it is bounded");
+    let slot = limits
+        .acquire_slot(PORT, true, now(7))
+        .expect("a slot is free")
+        .expect("the port has a limit");
     slot.record_response(now(8));
     drop(slot);
     limits
@@ -161,7 +166,7 @@ fn warm_up(balancer: Balancer, endpoints: TenCandidates) -> (Balancer, TenCandid
 #[library_benchmark]
 #[bench::between_two(args = (tcp_rule()), config = limited_to(72))]
 fn tcp_route(rule: TcpRule) -> TcpRule {
-    assert!(tcp_backend(&rule, black_box(RANDOM_NUMBER)).is_some());
+    assert!(select_tcp_backend(&rule, black_box(RANDOM_NUMBER)).is_some());
     rule
 }
 
@@ -197,7 +202,7 @@ fn cross_origin(cors: Cors, sample: SampleRequest) -> (Cors, SampleRequest, Opti
 #[library_benchmark]
 #[bench::required(args = (compile_checks(), request_and_caller()), config = limited_to(395))]
 fn token(checks: CompiledChecks, input: RequestAndCaller) -> (CompiledChecks, RequestAndCaller) {
-    let port_checks = checks.for_port(PORT).expect("checks");
+    let port_checks = checks.for_port(PORT).expect("the port has checks");
     assert!(
         port_checks
             .token_validations()
@@ -214,7 +219,7 @@ fn external_authorization(
     checks: CompiledChecks,
     input: RequestAndCaller,
 ) -> (CompiledChecks, RequestAndCaller) {
-    let port_checks = checks.for_port(PORT).expect("checks");
+    let port_checks = checks.for_port(PORT).expect("the port has checks");
     assert!(port_checks.required_authorizations(&input.0.request_view()).next().is_some());
     (checks, input)
 }
@@ -227,9 +232,11 @@ fn global_rate_limit(
     input: RequestAndCaller,
 ) -> (CompiledChecks, RequestAndCaller) {
     let (sample, account) = &input;
-    let port_checks = checks.for_port(PORT).expect("checks");
-    let named = Named { account: Some(account), address: ADDRESS };
-    assert!(black_box(port_checks.required_limits(&sample.request_view(), named).next()).is_some());
+    let port_checks = checks.for_port(PORT).expect("the port has checks");
+    let client = CheckedClient { account: Some(account), address: ADDRESS };
+    assert!(
+        black_box(port_checks.required_limits(&sample.request_view(), client).next()).is_some()
+    );
     (checks, input)
 }
 

@@ -40,8 +40,8 @@ pub(crate) fn on_a_page(text: &str) -> &'static str {
     let Page(page) = Box::leak(Box::new(Page([0; 32])));
     let (target, _) = page.split_at_mut(text.len());
     target.copy_from_slice(text.as_bytes());
-    std::str::from_utf8(target).expect("a copy of a text")
+    std::str::from_utf8(target).expect("the copy of a text is UTF-8")
 }
 
-/// Odd, so that its multiples spread over all numbers.
+/// A random number. It is odd, so that its multiples spread over all numbers.
 pub(crate) const RANDOM_NUMBER: u64 = 0x9E37_79B9_7F4A_7C15;

@@ -21,7 +21,7 @@ use leno_traffic::outlier::RequestResult;
 use leno_traffic::request_checks::CheckedClient;
 use leno_traffic::retry::retry_pause;
 use leno_traffic::{
-    AttemptFailure, FieldEdits, RequestView, pick_candidate, retry_by_rule, tcp_backend,
+    AttemptFailure, FieldEdits, RequestView, pick_candidate, retry_by_rule, select_tcp_backend,
 };
 
 use self::sample::{RANDOM_NUMBER, sample_request};
@@ -91,9 +91,9 @@ fn tag_route(bencher: Bencher<'_, '_>, rules: usize) {
 fn lane(bencher: Bencher<'_, '_>) {
     let (lanes, sample) = (kinds::compile_lanes(), kinds::request_with_version("v-0"));
     bencher.bench_local(|| {
-        black_box(
-            lanes.marks_for(kinds::PORT, &sample.request_view(), &mut || black_box(RANDOM_NUMBER)),
-        )
+        black_box(lanes.headers_for_request(kinds::PORT, &sample.request_view(), &mut || {
+            black_box(RANDOM_NUMBER)
+        }))
         .rule
         .is_some()
     });
@@ -148,7 +148,7 @@ fn rate_limit(bencher: Bencher<'_, '_>, bucket_for: &str) {
 
 #[divan::bench(sample_size = 1000, args = ["fixed", "adaptive"])]
 fn concurrency(bencher: Bencher<'_, '_>, kind: &str) {
-    let limits = kinds::at_once(kind == "adaptive");
+    let limits = kinds::concurrency_limits(kind == "adaptive");
     let mut now = Duration::from_secs(7);
     bencher.bench_local(|| {
         now += Duration::from_millis(10);
@@ -188,7 +188,8 @@ fn warm_up(bencher: Bencher<'_, '_>) {
 #[divan::bench(sample_size = 1000)]
 fn tcp_route(bencher: Bencher<'_, '_>) {
     let rule = kinds::tcp_rule();
-    bencher.bench_local(|| tcp_backend(black_box(&rule), black_box(RANDOM_NUMBER)).is_some());
+    bencher
+        .bench_local(|| select_tcp_backend(black_box(&rule), black_box(RANDOM_NUMBER)).is_some());
 }
 
 #[divan::bench(sample_size = 1000)]
@@ -224,7 +225,7 @@ fn cross_origin(bencher: Bencher<'_, '_>) {
 #[divan::bench(sample_size = 1000, args = ["token", "authorization", "limit"])]
 fn guard(bencher: Bencher<'_, '_>, kind: &str) {
     let (checks, (sample, account)) = (conditions::compile_checks(), kinds::request_and_caller());
-    let port_checks = checks.for_port(kinds::PORT).expect("checks");
+    let port_checks = checks.for_port(kinds::PORT).expect("the port has checks");
     let named = CheckedClient { account: Some(&account), address: conditions::ADDRESS };
     match kind {
         "token" => bencher.bench_local(|| {
@@ -343,9 +344,9 @@ fn traffic_target(bencher: Bencher<'_, '_>, rules: usize) {
 fn lane_by_header(bencher: Bencher<'_, '_>, rules: usize) {
     let (lanes, sample) = (many::header_lanes(rules), many::request_for_rule(rules));
     bencher.bench_local(|| {
-        black_box(
-            lanes.marks_for(many::PORT, &sample.request_view(), &mut || black_box(RANDOM_NUMBER)),
-        )
+        black_box(lanes.headers_for_request(many::PORT, &sample.request_view(), &mut || {
+            black_box(RANDOM_NUMBER)
+        }))
         .rule
         .is_some()
     });
@@ -357,7 +358,7 @@ fn egress_rule_by_host(bencher: Bencher<'_, '_>, rules: usize) {
         (many::egress_rules(rules, MatchedBy::Http), many::to_host(rules));
     bencher.bench_local(|| {
         let request = RequestView { authority: black_box(authority), ..sample.request_view() };
-        egress_rules.by_request(black_box(many::OUTSIDE), &request).is_some()
+        egress_rules.policy_for_request(black_box(many::OUTSIDE), &request).is_some()
     });
 }
 
@@ -365,7 +366,9 @@ fn egress_rule_by_host(bencher: Bencher<'_, '_>, rules: usize) {
 fn egress_rule_by_server_name(bencher: Bencher<'_, '_>, rules: usize) {
     let (egress_rules, name) =
         (many::egress_rules(rules, MatchedBy::ServerName), many::host_of_rule(rules));
-    bencher.bench_local(|| egress_rules.by_server_name(black_box(many::OUTSIDE), name).is_some());
+    bencher.bench_local(|| {
+        egress_rules.policy_for_server_name(black_box(many::OUTSIDE), name).is_some()
+    });
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]

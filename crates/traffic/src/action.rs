@@ -25,13 +25,13 @@ pub struct CompiledActions {
     without_backend: Option<Arc<Self>>,
     /// The time limit of one attempt; no separate limit when absent.
     pub attempt_limit: Option<AttemptLimit>,
-    /// The retry rule.
+    /// The retry rule, if any.
     pub retry: Option<RetryRule>,
     /// The retry policy and its match counter, if the retry rule comes from a policy and not from a route.
     pub retry_policy: Option<(PolicyName, MatchSlot)>,
     /// Services that receive mirrored requests, each with its share in millionths.
     pub mirrors: Box<[WeightedBackend]>,
-    /// The CORS rule.
+    /// The CORS rule, if any.
     pub cors: Option<Cors>,
     redirect: Option<Redirect>,
     rewrite: Option<UrlRewrite>,
@@ -59,7 +59,7 @@ impl AttemptLimit {
 
     /// True if the limit ends with the start of the response.
     #[must_use]
-    pub const fn is_of_head(self) -> bool {
+    pub const fn ends_with_head(self) -> bool {
         matches!(self, Self::Head(_))
     }
 }
@@ -163,7 +163,7 @@ impl CompiledActions {
         let redirect = self.redirect.as_ref()?;
         let (_, authority_port) = split_authority(request.authority);
         let default_port = if redirect.hostname.is_some() { Some(port) } else { authority_port };
-        self.apply_redirect(redirect, request, Scheme::Http, default_port)
+        self.build_redirection(redirect, request, Scheme::Http, default_port)
     }
 
     /// Returns the redirect for a request at a gateway port, whose scheme and number are the defaults.
@@ -174,11 +174,11 @@ impl CompiledActions {
         scheme: Scheme,
         port: u16,
     ) -> Option<Redirection> {
-        self.apply_redirect(self.redirect.as_ref()?, request, scheme, Some(port))
+        self.build_redirection(self.redirect.as_ref()?, request, scheme, Some(port))
     }
 
-    /// Returns the redirect. `default_port` is the port for rules with neither port nor scheme.
-    fn apply_redirect(
+    /// Returns the redirect for a request. `default_port` is the port for rules with neither port nor scheme.
+    fn build_redirection(
         &self,
         redirect: &Redirect,
         request: &RequestView<'_>,
@@ -231,10 +231,10 @@ impl CompiledActions {
             None => Cow::Borrowed(path),
             Some(PathEdit::Full(full)) => Cow::Owned(full.clone()),
             Some(PathEdit::Prefix(replacement)) => {
-                let rest = path.get(self.prefix_bytes..).unwrap_or_default();
-                match (prefix_elements(replacement), rest) {
+                let remainder = path.get(self.prefix_bytes..).unwrap_or_default();
+                match (prefix_elements(replacement), remainder) {
                     ("", "") => Cow::Owned("/".to_owned()),
-                    (prefix, rest) => Cow::Owned(format!("{prefix}{rest}")),
+                    (prefix, remainder) => Cow::Owned(format!("{prefix}{remainder}")),
                 }
             }
         }
@@ -285,9 +285,9 @@ impl FieldEdits {
 
     /// Returns these edits followed by `other`.
     fn followed_by(&self, other: &Self) -> Self {
-        let removed = |name: &str| other.remove.iter().any(|removed| **removed == *name);
+        let is_removed = |name: &str| other.remove.iter().any(|is_removed| **is_removed == *name);
         let mut lines = String::new();
-        for (name, value) in self.appended().filter(|(name, _)| !removed(name)) {
+        for (name, value) in self.appended().filter(|(name, _)| !is_removed(name)) {
             write!(lines, "{name}: {value}\r\n").expect("writing to a String never fails");
         }
         lines.push_str(&other.lines);
@@ -311,11 +311,12 @@ impl FieldEdits {
     /// Returns the fields of a request after the edits; for tools.
     #[must_use]
     pub fn apply_to(&self, fields: &[(String, String)]) -> Vec<(String, String)> {
-        let removed = |name: &str| {
-            let is_similar = |removed: &str| is_similar_name(removed.as_bytes(), name.as_bytes());
-            self.remove.iter().any(|removed| is_similar(removed))
+        let is_removed = |name: &str| {
+            let is_similar =
+                |is_removed: &str| is_similar_name(is_removed.as_bytes(), name.as_bytes());
+            self.remove.iter().any(|is_removed| is_similar(is_removed))
         };
-        let retained = fields.iter().filter(|(name, _)| !removed(name)).cloned();
+        let retained = fields.iter().filter(|(name, _)| !is_removed(name)).cloned();
         let appended = self.appended().map(|(name, value)| (name.to_owned(), value.to_owned()));
         retained.chain(appended).collect()
     }

@@ -37,7 +37,7 @@ impl AddressRangeIndex {
     }
 
     /// Returns the positions of all rules for an address, in order.
-    pub(crate) fn containing(&self, address: IpAddr) -> RulePositions<'_> {
+    pub(crate) fn rules_for_address(&self, address: IpAddr) -> RulePositions<'_> {
         let range_of = |prefix: &u8| IpRange::from_address(address, *prefix);
         let ranges = self.prefix_lengths.iter().filter_map(range_of);
         let mut positions = RulePositions::empty();
@@ -90,7 +90,7 @@ mod tests {
             };
             let expected = rules.iter().enumerate().filter(|(_, ranges)| applies(ranges));
             let expected: Vec<usize> = expected.map(|(position, _)| position).collect();
-            prop_assert_eq!(index.containing(address).collect::<Vec<_>>(), expected);
+            prop_assert_eq!(index.rules_for_address(address).collect::<Vec<_>>(), expected);
         }
     }
 }

@@ -36,9 +36,9 @@ pub use ingress_rules::{ConnectionOrigin, SessionTransport};
 #[derive(Debug)]
 pub struct InboundAccess {
     trust_domain: TrustDomain,
-    /// Absent with `defaultPolicy: allow`.
-    rules: Option<AllowRules>,
-    /// Absent without access policies.
+    /// The `TrafficTarget` rules; absent with `defaultPolicy: allow`.
+    allow_rules: Option<AllowRules>,
+    /// The access policy rules, if any.
     policies: Option<PolicyRules>,
     /// Revoked accounts, which are never allowed.
     revoked: BTreeSet<ServiceAccount>,
@@ -74,13 +74,13 @@ impl InboundAccess {
     /// # Errors
     /// [`InvalidPattern`] for the first invalid regular expression, with its policy.
     pub fn compile(access: &Access, trust_domain: &TrustDomain) -> Result<Self, InvalidPattern> {
-        let rules = match access {
+        let allow_rules = match access {
             Access::AllowAll => None,
             Access::AllowListed(rules) => Some(AllowRules::compile(rules)?),
         };
         Ok(Self {
             trust_domain: trust_domain.clone(),
-            rules,
+            allow_rules,
             revoked: BTreeSet::new(),
             is_dry_run: false,
             mtls: MtlsMode::Strict,
@@ -93,7 +93,7 @@ impl InboundAccess {
     /// Authorizes a connection, or a stream of a link, to a port of the application by the verified peer
     /// identity; `None` is a peer without an identity.
     ///
-    /// With `defaultPolicy: deny` a peer without any policy gets a permit that denies every request: links
+    /// With `defaultPolicy: deny` a peer without any policy receives a permit that denies every request: links
     /// outlive policies, and HTTP clients expect a 403.
     ///
     /// # Errors
@@ -151,8 +151,8 @@ impl InboundAccess {
         self.ingress_rules.accepts_external_principals(port, address)
     }
 
-    /// Authorizes a request. Of a permit of another compilation only the identity, port and origin are used;
-    /// the rules for them are searched again.
+    /// Authorizes a request. If the permit comes from another compilation, the rules are looked up again for
+    /// the identity, port and origin in it.
     ///
     /// # Errors
     /// `denied-by-policy`, with the policy; `denied` or `no-policy-route`, with the policy that allows it to
@@ -202,7 +202,7 @@ impl InboundAccess {
             return true;
         }
         !applicable.ingress_only
-            && (self.is_dry_run || self.rules.is_none() || applicable.targets.is_some())
+            && (self.is_dry_run || self.allow_rules.is_none() || applicable.targets.is_some())
     }
 
     fn evaluate_request(
@@ -210,7 +210,7 @@ impl InboundAccess {
         applicable: &ApplicableRules,
         request: &RequestView<'_>,
     ) -> PolicyResult {
-        if self.policies.is_none() && self.rules.is_none() && !applicable.ingress_only {
+        if self.policies.is_none() && self.allow_rules.is_none() && !applicable.ingress_only {
             return Ok(DecidedBy::NoRule);
         }
         let path = PathKind::from_path(request.path);
@@ -220,26 +220,27 @@ impl InboundAccess {
             return result;
         }
         if let Some(index) =
-            self.ingress_rules.for_request(&applicable.ingress_rules, request, path)
+            self.ingress_rules.find_for_request(&applicable.ingress_rules, request, path)
         {
             return Ok(DecidedBy::IngressRule(index));
         }
         if applicable.ingress_only {
             return Err((Reason::NoPolicyRoute, DecidedBy::NoRule));
         }
-        let Some(allow_rules) = &self.rules else {
+        let Some(allow_rules) = &self.allow_rules else {
             return Ok(DecidedBy::NoRule);
         };
         let targets = applicable.targets.as_ref().ok_or((Reason::Denied, DecidedBy::NoRule))?;
-        let allows =
-            |rule: &CompiledAccess| rule.http.iter().any(|m| allows_path(m, request, path));
+        let allows = |rule: &CompiledAccess| {
+            rule.http.iter().any(|matcher| allows_path(matcher, request, path))
+        };
         let allows_at = |rule: usize, match_position: usize| {
             let matcher =
                 allow_rules.rules.get(rule).and_then(|rule| rule.http.get(match_position));
             matcher.is_some_and(|matcher| allows_path(matcher, request, path))
         };
         let own_rule = match &targets.index {
-            None => allow_rules.first_allowing(&targets.rules, allows),
+            None => allow_rules.find_allowing_rule(&targets.positions, allows),
             Some(index) => index.first_match(LookupKeys::as_sent(request), allows_at),
         };
         if let Some(index) = own_rule {
@@ -263,19 +264,19 @@ impl InboundAccess {
         {
             return result;
         }
-        if let Some(index) = self.ingress_rules.for_bytes(&applicable.ingress_rules) {
+        if let Some(index) = self.ingress_rules.find_for_bytes(&applicable.ingress_rules) {
             return Ok(DecidedBy::IngressRule(index));
         }
         if applicable.ingress_only {
             return Err((Reason::Denied, DecidedBy::NoRule));
         }
-        let Some(allow_rules) = &self.rules else {
+        let Some(allow_rules) = &self.allow_rules else {
             return Ok(DecidedBy::NoRule);
         };
         let allows = |rule: &CompiledAccess| rule.opens_port(port);
         let targets = applicable.targets.as_ref();
         if let Some(index) =
-            targets.and_then(|targets| allow_rules.first_allowing(&targets.rules, allows))
+            targets.and_then(|targets| allow_rules.find_allowing_rule(&targets.positions, allows))
         {
             return Ok(DecidedBy::Target(index));
         }
@@ -321,7 +322,7 @@ impl InboundAccess {
             DecidedBy::Policy(index) => self.policies.as_ref()?.decision(index),
             DecidedBy::IngressRule(index) => self.ingress_rules.decision(index),
             DecidedBy::Target(index) => {
-                self.rules.as_ref()?.rules.get(index).map(|rule| &rule.decision)
+                self.allow_rules.as_ref()?.rules.get(index).map(|rule| &rule.decision)
             }
         }
     }
@@ -346,7 +347,7 @@ impl InboundAccess {
         origin: Option<&ConnectionOrigin>,
     ) -> Result<ApplicableRules, Denial> {
         let ingress_rules = || match origin {
-            Some(origin) => self.ingress_rules.for_client(peer, port, origin),
+            Some(origin) => self.ingress_rules.rules_for_client(peer, port, origin),
             None => RuleSubset::default(),
         };
         let Some(peer) = peer else {
@@ -358,7 +359,7 @@ impl InboundAccess {
         if self.revoked.contains(&peer.account) {
             return Err(Denial::without_policy(Reason::RevokedPeer));
         }
-        let allow_rules = self.rules.as_ref();
+        let allow_rules = self.allow_rules.as_ref();
         let account = &peer.account;
         Ok(ApplicableRules {
             targets: allow_rules
@@ -370,7 +371,8 @@ impl InboundAccess {
         })
     }
 
-    /// No allow rule names a peer without an identity; rules that deny all peers still apply to it.
+    /// Returns the rules for a peer without an identity. No `TrafficTarget` can name it, but access policies
+    /// and ingress rules apply to it.
     fn rules_without_identity(
         &self,
         port: u16,
@@ -385,7 +387,7 @@ impl InboundAccess {
     }
 
     fn peer_rules(&self, peer: Option<&ServiceAccount>, port: u16) -> Option<Box<PeerRules>> {
-        self.policies.as_ref().map(|rules| Box::new(rules.for_peer(peer, port)))
+        self.policies.as_ref().map(|rules| Box::new(rules.rules_for_peer(peer, port)))
     }
 }
 
@@ -401,6 +403,7 @@ impl ConnectionPermit {
     }
 }
 
+/// The contents of a [`ConnectionPermit`].
 #[derive(Debug)]
 struct ConnectionAuthorization {
     peer: Option<SpiffeId>,
@@ -466,7 +469,7 @@ struct AllowRules {
     rules: Box<[CompiledAccess]>,
     /// The rules of each source, so that requests compare no identities.
     by_source: BTreeMap<ServiceAccount, Arc<SourceRules>>,
-    /// An index of the requests they allow, if there are many.
+    /// An index of the requests that the rules allow, if there are many rules.
     index: Option<MatchIndex>,
 }
 
@@ -474,8 +477,8 @@ struct AllowRules {
 #[derive(Debug)]
 struct SourceRules {
     /// Positions in [`AllowRules::rules`].
-    rules: Box<[usize]>,
-    /// An index of the requests they allow, if there are many.
+    positions: Box<[usize]>,
+    /// An index of the requests that the rules allow, if there are many rules.
     index: Option<MatchIndex>,
 }
 
@@ -498,7 +501,7 @@ impl AllowRules {
         let mut shared_list = |indices: Vec<usize>| {
             let list = lists.entry(indices).or_insert_with_key(|indices| {
                 let index = MatchIndex::from_matches(indices.iter().map(|index| http(*index)));
-                Arc::new(SourceRules { rules: indices.as_slice().into(), index })
+                Arc::new(SourceRules { positions: indices.as_slice().into(), index })
             });
             Arc::clone(list)
         };
@@ -512,7 +515,7 @@ impl AllowRules {
     }
 
     /// Returns the position of the first of these rules that allows the request or bytes.
-    fn first_allowing(
+    fn find_allowing_rule(
         &self,
         candidates: &[usize],
         allows: impl Fn(&CompiledAccess) -> bool,
@@ -535,9 +538,9 @@ impl CompiledAccess {
         let http = rule.http.iter().map(RequestMatcher::compile_allowing);
         Ok(Self {
             decision: PolicyDecision::from_target(rule.policy.clone()),
-            http: http
-                .collect::<Result<_, _>>()
-                .map_err(|bad| bad.with_object(ObjectKey::TrafficTarget(rule.policy.clone())))?,
+            http: http.collect::<Result<_, _>>().map_err(|error| {
+                error.with_object(ObjectKey::TrafficTarget(rule.policy.clone()))
+            })?,
             tcp: rule.tcp.clone(),
         })
     }
@@ -559,7 +562,8 @@ pub(crate) fn allows_path(
         && matcher.matches(request)
 }
 
-/// Separate, so that the usual path needs no stack space for it.
+/// True if the path condition of an allow rule holds for a path that is not plain. A separate function, so that
+/// plain paths need no stack space for it.
 #[inline(never)]
 fn matches_unusual_path(
     matcher: &RequestMatcher,

@@ -17,7 +17,7 @@ pub fn backoff_delay(failures: u32, random: u64) -> Duration {
     half + Duration::from_nanos(u64::try_from(jitter_ns).unwrap_or(u64::MAX))
 }
 
-/// The maximum delay after the first failure: a restarting process is back within a few of these.
+/// The delay after the first failure, before jitter: a restarting process is back within a few of these.
 pub const MIN_DELAY: Duration = Duration::from_millis(100);
 
 /// The maximum delay after any number of failures: it limits how long a recovered endpoint stays unused.

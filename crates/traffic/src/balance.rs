@@ -64,7 +64,7 @@ pub fn pick_candidate<C: Candidates + ?Sized>(candidates: &C, random: u64) -> Op
     }
     let (first, second) = random_pair(count, random);
     match (candidates.is_usable(first), candidates.is_usable(second)) {
-        (true, true) => Some(less_loaded(candidates, first, second)),
+        (true, true) => Some(pick_less_loaded(candidates, first, second)),
         _ => pick_usable(candidates, random, first, second),
     }
 }
@@ -83,7 +83,7 @@ fn pick_usable<C: Candidates + ?Sized>(
         count => {
             // The old number is known to select an unusable candidate, so a new one is derived.
             let (first, second) = random_pair(count, mix_random(random));
-            Some(less_loaded(candidates, usable().nth(first)?, usable().nth(second)?))
+            Some(pick_less_loaded(candidates, usable().nth(first)?, usable().nth(second)?))
         }
     }
 }
@@ -97,16 +97,17 @@ fn pick_eligible<C: Candidates + ?Sized>(
 ) -> Option<usize> {
     let eligible = || (0..candidates.len()).filter(|index| candidates.is_eligible(*index));
     match eligible().count() {
-        count if count == candidates.len() => Some(less_loaded(candidates, first, second)),
+        count if count == candidates.len() => Some(pick_less_loaded(candidates, first, second)),
         0 | 1 => eligible().next(),
         count => {
             let (first, second) = random_pair(count, mix_random(random));
-            Some(less_loaded(candidates, eligible().nth(first)?, eligible().nth(second)?))
+            Some(pick_less_loaded(candidates, eligible().nth(first)?, eligible().nth(second)?))
         }
     }
 }
 
-fn less_loaded<C: Candidates + ?Sized>(candidates: &C, first: usize, second: usize) -> usize {
+/// Returns the candidate with less load; the first of equals.
+fn pick_less_loaded<C: Candidates + ?Sized>(candidates: &C, first: usize, second: usize) -> usize {
     match candidates.load(second).is_less_than(candidates.load(first)) {
         true => second,
         false => first,
@@ -129,13 +130,13 @@ fn random_below(count: usize, random: u64) -> usize {
 /// Derives another random number by the finalizer of SplitMix64: every bit of the result depends on every bit
 /// of the input.
 fn mix_random(random: u64) -> u64 {
-    let mut z = random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
+    let mut mixed = random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ (mixed >> 31)
 }
 
-/// The lower 32 bits.
+/// The mask of the lower 32 bits of a random number.
 const LOW_BITS: u64 = 0xFFFF_FFFF;
 
 #[cfg(test)]
@@ -180,14 +181,18 @@ mod tests {
     fn zero_or_one_candidates_need_no_choice() {
         assert_eq!(pick_candidate(&Table(vec![]), 7), None);
         assert_eq!(pick_candidate(&Table(vec![(9, true)]), 7), Some(0));
-        assert_eq!(pick_candidate(&Table(vec![(9, false)]), 7), Some(0), "panic mode");
+        assert_eq!(
+            pick_candidate(&Table(vec![(9, false)]), 7),
+            Some(0),
+            "an unusable candidate is chosen if it is the only one"
+        );
     }
 
     #[test]
     fn equal_candidates_get_equal_shares() {
         for n in [2, 3, 5] {
             let counts = pick_counts(&Table(vec![(1, true); n]));
-            assert!(counts.iter().all(|c| is_near(*c, 1.0 / n as f64)), "{counts:?}");
+            assert!(counts.iter().all(|count| is_near(*count, 1.0 / n as f64)), "{counts:?}");
         }
     }
 
@@ -224,10 +229,10 @@ mod tests {
     #[test]
     fn all_candidates_are_tried_if_none_is_usable() {
         let counts = pick_counts(&Table(vec![(1, false); 4]));
-        assert!(counts.iter().all(|c| is_near(*c, 0.25)), "{counts:?}");
+        assert!(counts.iter().all(|count| is_near(*count, 0.25)), "{counts:?}");
     }
 
-    /// No candidate is usable; only these are eligible.
+    /// Candidates of which none is usable, each with true if it is eligible.
     struct EjectedCandidates(Vec<bool>);
 
     impl Candidates for EjectedCandidates {
@@ -266,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn load_evens_out() {
+    fn choices_equalize_the_load_of_candidates() {
         // 1,000 balls into 10 bins: with two choices the counts stay within a few of the mean; with one they do
         // not.
         let mut table = Table(vec![(0, true); 10]);

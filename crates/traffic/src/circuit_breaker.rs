@@ -124,12 +124,12 @@ impl Circuit {
             let until = now.saturating_add(self.rule.open_duration);
             self.change_state(CircuitState::HalfOpen { successes: 0, in_progress: 0, until });
         }
-        let probes = self.rule.half_open_requests.max(1);
+        let max_probes = self.rule.half_open_requests.max(1);
         match &mut self.state {
             CircuitState::Closed => {}
             CircuitState::Open { .. } => return None,
             CircuitState::HalfOpen { successes, in_progress, .. }
-                if *successes + *in_progress < probes =>
+                if *successes + *in_progress < max_probes =>
             {
                 *in_progress += 1;
             }
@@ -148,7 +148,7 @@ impl Circuit {
         if ticket.epoch != self.epoch {
             return None;
         }
-        let is_slow = self.rule.slow.is_some_and(|slow| outcome.duration >= slow.threshold);
+        let is_slow = self.rule.slow.is_some_and(|slow| outcome.duration >= slow.min_duration);
         match &mut self.state {
             CircuitState::Closed => {
                 self.advance_window(now);
@@ -176,7 +176,7 @@ impl Circuit {
         }
     }
 
-    /// Returns a ticket without an outcome.
+    /// Gives up the ticket of a request without an outcome.
     pub fn release_ticket(&mut self, ticket: CircuitTicket) {
         if ticket.epoch == self.epoch
             && let CircuitState::HalfOpen { in_progress, .. } = &mut self.state
@@ -188,17 +188,17 @@ impl Circuit {
     /// True if no request is admitted now.
     #[must_use]
     pub fn is_open(&self, now: Duration) -> bool {
-        let probes = self.rule.half_open_requests.max(1);
+        let max_probes = self.rule.half_open_requests.max(1);
         match self.state {
             CircuitState::Closed => false,
             CircuitState::Open { until } => now < until,
             CircuitState::HalfOpen { successes, in_progress, until } => {
-                now < until && successes + in_progress >= probes
+                now < until && successes + in_progress >= max_probes
             }
         }
     }
 
-    /// Returns the rule.
+    /// Returns the conditions under which the circuit opens and closes.
     #[must_use]
     pub const fn rule(&self) -> &TripConditions {
         &self.rule
@@ -254,10 +254,12 @@ impl Circuit {
             self.rule.consecutive_failures.is_some_and(|limit| self.consecutive_failures >= limit);
         let has_enough_requests = requests >= self.rule.requests_min;
         let has_too_many_slow =
-            self.rule.slow.is_some_and(|rule| reaches_limit(rule.too_many, slow, requests));
+            self.rule.slow.is_some_and(|rule| reaches_limit(rule.threshold, slow, requests));
         if has_consecutive_failures {
             Some(Trigger::Consecutive)
-        } else if has_enough_requests && reaches_limit(self.rule.failed, failed, requests) {
+        } else if has_enough_requests
+            && reaches_limit(self.rule.failure_threshold, failed, requests)
+        {
             Some(Trigger::Failed)
         } else if has_enough_requests && has_too_many_slow {
             Some(Trigger::Slow)
@@ -267,12 +269,12 @@ impl Circuit {
     }
 }
 
-/// True if this many of the requests reach the limit.
+/// True if `count` of the requests reach the limit.
 fn reaches_limit(limit: FailureThreshold, count: u32, requests: u32) -> bool {
     let reaches_share = limit
         .share_ppm
         .is_some_and(|ppm| u64::from(count) * 1_000_000 >= u64::from(requests) * u64::from(ppm));
-    count > 0 && (reaches_share || limit.number.is_some_and(|number| count >= number))
+    count > 0 && (reaches_share || limit.count.is_some_and(|number| count >= number))
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::pattern::InvalidPattern;
 use crate::rate_limit::CompiledLimits;
 use crate::request_checks::CompiledChecks;
 use crate::route::PortRoutes;
-use crate::session_persistence::EndpointNames;
+use crate::session_persistence::EndpointNumbers;
 use crate::tag::{CompiledTagRules, Lanes};
 use crate::tls_route::TlsRoutes;
 use crate::traffic_policy::{PortTrafficPolicy, ServicePortId};
@@ -25,7 +25,7 @@ use crate::traffic_policy::{PortTrafficPolicy, ServicePortId};
 /// A compiled snapshot. Unchanged parts are shared with the previous one.
 #[derive(Debug)]
 pub struct CompiledSnapshot {
-    /// The source of the compilation.
+    /// The snapshot that was compiled.
     pub snapshot: Arc<Snapshot>,
     /// The inbound authorization.
     pub access: Arc<InboundAccess>,
@@ -59,9 +59,11 @@ impl CompiledSnapshot {
                     is_same_caller: previous.snapshot.config.caller == *caller,
                 })
             });
-            let client = (caller, retries.get(name));
-            services
-                .insert(name.clone(), CompiledService::build(config, client, previous_service)?);
+            let caller_inputs = (caller, retries.get(name));
+            services.insert(
+                name.clone(),
+                CompiledService::build(config, caller_inputs, previous_service)?,
+            );
         }
         compile_forwarded(&mut services, &snapshot, previous)?;
         Ok(Self {
@@ -82,14 +84,14 @@ impl CompiledSnapshot {
         self.services.get(name)
     }
 
-    /// Returns the policies of every path to a port: those of direct calls, and those that routes of called
-    /// services add.
+    /// Returns all traffic policies: those of the ports themselves, and the combined ones of ports that routes
+    /// forward to.
     pub fn traffic_policies(&self) -> impl Iterator<Item = &Arc<PortTrafficPolicy>> {
         let ports = || self.services.values().flat_map(|service| service.ports.values());
-        let own = ports().filter_map(|port| port.traffic_policy.as_ref());
+        let own_policies = ports().filter_map(|port| port.traffic_policy.as_ref());
         let forwarded = ports().filter_map(|port| port.forwarded.as_ref());
         let forwarded = forwarded.flat_map(|forwarded| forwarded.ports());
-        own.chain(forwarded.map(|port| &port.traffic_policy))
+        own_policies.chain(forwarded.map(|port| &port.traffic_policy))
     }
 
     /// Returns the ports that routes of services with policies forward to.
@@ -105,15 +107,15 @@ impl CompiledSnapshot {
         &self,
         outlier_detection: &Arc<PortOutlierDetection>,
     ) -> Option<&CompiledPort> {
-        let is_watched = |policy: &PortTrafficPolicy| {
+        let has_detection = |policy: &PortTrafficPolicy| {
             let detection = policy.outlier_detection.as_ref();
             detection.is_some_and(|detection| Arc::ptr_eq(detection, outlier_detection))
         };
         let mut ports = self.services.values().flat_map(|service| service.ports.values());
-        let own = ports.find(|port| port.traffic_policy.as_deref().is_some_and(is_watched));
-        own.or_else(|| {
+        let own_port = ports.find(|port| port.traffic_policy.as_deref().is_some_and(has_detection));
+        own_port.or_else(|| {
             let forwarded_port =
-                self.forwarded_ports().find(|port| is_watched(&port.traffic_policy))?;
+                self.forwarded_ports().find(|port| has_detection(&port.traffic_policy))?;
             self.services.get(&forwarded_port.service)?.ports.get(&forwarded_port.port)
         })
     }
@@ -126,7 +128,7 @@ fn compile_forwarded(
     snapshot: &Snapshot,
     previous: Option<&CompiledSnapshot>,
 ) -> Result<(), InvalidPattern> {
-    let mut changed = Vec::new();
+    let mut changed_ports = Vec::new();
     for (name, service) in services.iter() {
         let previous_service = previous.and_then(|previous| previous.services.get(name));
         for (number, port) in &service.ports {
@@ -142,15 +144,15 @@ fn compile_forwarded(
                 _ => false,
             };
             if !is_same {
-                changed.push((name.clone(), *number, forwarded));
+                changed_ports.push((name.clone(), *number, forwarded));
             }
         }
     }
-    for (name, number, forwarded) in changed {
+    for (name, number, forwarded) in changed_ports {
         let Some(service) = services.get_mut(&name) else { continue };
         if Arc::get_mut(service).is_none() {
-            let client = (&snapshot.config.caller, snapshot.config.retries.get(&name));
-            *service = CompiledService::recompile(service, client)?;
+            let caller_inputs = (&snapshot.config.caller, snapshot.config.retries.get(&name));
+            *service = CompiledService::recompile(service, caller_inputs)?;
         }
         let service = Arc::get_mut(service);
         if let Some(port) = service.and_then(|service| service.ports.get_mut(&number)) {
@@ -163,7 +165,7 @@ fn compile_forwarded(
 /// A compiled service.
 #[derive(Debug)]
 pub struct CompiledService {
-    /// The source of the compilation.
+    /// The configuration that was compiled.
     pub config: Arc<ServiceConfig>,
     /// The ports, by number.
     pub ports: BTreeMap<u16, CompiledPort>,
@@ -180,7 +182,7 @@ struct PreviousService<'a> {
 type CallerInputs<'a> = (&'a CallerAttributes, Option<&'a ServiceRetry>);
 
 impl CompiledService {
-    /// Compiles a service; an unchanged one is reused.
+    /// Compiles a service, or returns the previous compilation if nothing that it depends on changed.
     fn build(
         config: &Arc<ServiceConfig>,
         (caller, retry): CallerInputs<'_>,
@@ -199,9 +201,9 @@ impl CompiledService {
     /// Recompiles a service from the same configuration.
     fn recompile(
         previous: &Arc<Self>,
-        client: CallerInputs<'_>,
+        caller_inputs: CallerInputs<'_>,
     ) -> Result<Arc<Self>, InvalidPattern> {
-        let mut recompiled = Self::compile(&previous.config, client, Some(previous))?;
+        let mut recompiled = Self::compile(&previous.config, caller_inputs, Some(previous))?;
         if let Some(service) = Arc::get_mut(&mut recompiled) {
             for (number, port) in &mut service.ports {
                 let previous_port = previous.ports.get(number);
@@ -213,7 +215,7 @@ impl CompiledService {
 
     fn compile(
         config: &Arc<ServiceConfig>,
-        client: CallerInputs<'_>,
+        caller_inputs: CallerInputs<'_>,
         previous: Option<&Self>,
     ) -> Result<Arc<Self>, InvalidPattern> {
         let mut ports = BTreeMap::new();
@@ -222,7 +224,7 @@ impl CompiledService {
             let previous_port = previous.and_then(|previous| previous.ports.get(number));
             let previous = previous_config.zip(previous_port);
             let port_id = ServicePortId { service: config.name.clone(), port: *number };
-            ports.insert(*number, CompiledPort::build(&port_id, port, client, previous)?);
+            ports.insert(*number, CompiledPort::build(&port_id, port, caller_inputs, previous)?);
         }
         Ok(Arc::new(Self { config: Arc::clone(config), ports }))
     }
@@ -248,28 +250,28 @@ pub struct CompiledPort {
     pub tags: Option<Box<CompiledTagRules>>,
     /// The backends of opaque connections; absent for the port's own endpoints.
     pub tcp_rule: Option<Box<TcpRule>>,
-    /// The endpoints by session persistence value.
-    pub names: EndpointNames,
+    /// The endpoints by their number in session persistence values.
+    pub endpoint_numbers: EndpointNumbers,
     /// The combined policies of the ports that its routes forward to; absent without policies.
     pub forwarded: Option<Arc<Forwarded>>,
 }
 
 impl CompiledPort {
-    /// Endpoints change more often than rules, so rules are compiled only if they changed.
+    /// Compiles a port. Endpoints change more often than rules, so rules are compiled only if they changed.
     fn build(
         port_id: &ServicePortId,
         config: &PortConfig,
         (caller, retry): CallerInputs<'_>,
         previous: Option<(&PortConfig, &Self)>,
     ) -> Result<Self, InvalidPattern> {
-        let same_rules = |previous_config: &PortConfig, previous_port: &Self| {
+        let has_same_rules = |previous_config: &PortConfig, previous_port: &Self| {
             previous_config.routed == config.routed
                 && previous_config.rules == config.rules
                 && previous_port.routes.retry_policy() == retry
         };
         let routes = match previous {
             Some((previous_config, previous_port))
-                if same_rules(previous_config, previous_port) =>
+                if has_same_rules(previous_config, previous_port) =>
             {
                 Arc::clone(&previous_port.routes)
             }
@@ -297,7 +299,7 @@ impl CompiledPort {
         };
         let protocol = config.protocol;
         let tcp_rule = config.tcp_rule.clone().map(Box::new);
-        let names = EndpointNames::default();
+        let endpoint_numbers = EndpointNumbers::default();
         Ok(Self {
             routes,
             tls_routes,
@@ -307,7 +309,7 @@ impl CompiledPort {
             hash_table,
             tags,
             tcp_rule,
-            names,
+            endpoint_numbers,
             forwarded: None,
         })
     }
@@ -336,7 +338,7 @@ fn build_hash_table(
     }
 }
 
-/// Returns the inputs of the hash table.
+/// Returns the ids and weights of endpoints, from which their hash table is built.
 pub(crate) fn hash_inputs(
     endpoints: &[Arc<Endpoint>],
 ) -> impl Iterator<Item = (&EndpointId, Option<Weight>)> {

@@ -23,7 +23,7 @@ pub fn preflight_for<'a>(request: &RequestView<'a>) -> Option<Cow<'a, str>> {
         return None;
     }
     request.fields.first_value("origin")?;
-    request.fields.first_value(REQUEST_METHOD)
+    request.fields.first_value(REQUEST_METHOD_FIELD)
 }
 
 /// Applies a CORS rule; `None` if the request is not cross-origin and its response does not depend on the
@@ -86,7 +86,7 @@ fn allows_any_origin(cors: &Cors) -> bool {
 /// Returns the fields that allow an origin.
 fn origin_fields(cors: &Cors, origin: &str) -> Vec<(&'static str, String)> {
     let allowed_origin = if allows_any_origin(cors) { "*" } else { origin };
-    let mut fields = vec![(ALLOW_ORIGIN, allowed_origin.to_owned())];
+    let mut fields = vec![(ALLOW_ORIGIN_FIELD, allowed_origin.to_owned())];
     if cors.credentials {
         fields.push(("access-control-allow-credentials", "true".to_owned()));
     }
@@ -99,7 +99,7 @@ fn preflight_fields(cors: &Cors, request: &RequestView<'_>) -> Vec<(&'static str
         let values = request.fields.joined_values(name);
         values.filter(|value| HeaderEdits::is_value(value)).map(|value| value.into_owned())
     };
-    let methods = format_list(&cors.methods, cors.credentials, requested(REQUEST_METHOD));
+    let methods = format_list(&cors.methods, cors.credentials, requested(REQUEST_METHOD_FIELD));
     let headers =
         format_list(&cors.headers, cors.credentials, requested("access-control-request-headers"));
     let methods = methods.map(|methods| ("access-control-allow-methods", methods));
@@ -123,11 +123,11 @@ fn format_list(
     }
 }
 
-const ALLOW_ORIGIN: &str = "access-control-allow-origin";
-const REQUEST_METHOD: &str = "access-control-request-method";
+const ALLOW_ORIGIN_FIELD: &str = "access-control-allow-origin";
+const REQUEST_METHOD_FIELD: &str = "access-control-request-method";
 /// The CORS response fields.
 const RESPONSE_FIELDS: [&str; 6] = [
-    ALLOW_ORIGIN,
+    ALLOW_ORIGIN_FIELD,
     "access-control-allow-credentials",
     "access-control-allow-methods",
     "access-control-allow-headers",
@@ -175,7 +175,7 @@ mod tests {
                 // Responses to requests without an origin keep the application's CORS fields.
                 assert!([0, RESPONSE_FIELDS.len()].contains(&edits.remove.len()));
                 let lines = edits.lines.trim_end().replace("\r\n", "; ");
-                format!("goes on; {lines}").replace("access-control-", "")
+                format!("forwarded; {lines}").replace("access-control-", "")
             }
         }
     }
@@ -193,23 +193,23 @@ mod tests {
         let with_credentials = cors_rule(&["*"], true, true);
         for (cors, method, fields, expected) in [
             // A cache must serve neither this response to a page, nor a page's response to another client.
-            (&listed, "GET", &[][..], "goes on; vary: origin"),
+            (&listed, "GET", &[][..], "forwarded; vary: origin"),
             (&wildcard, "GET", &[], "same origin"),
-            (&with_credentials, "GET", &[], "goes on; vary: origin"),
+            (&with_credentials, "GET", &[], "forwarded; vary: origin"),
             (
                 &listed,
                 "GET",
                 &[page],
-                "goes on; vary: origin; allow-origin: https://a.example; expose-headers: x-c",
+                "forwarded; vary: origin; allow-origin: https://a.example; expose-headers: x-c",
             ),
-            (&listed, "GET", &[("origin", "https://b.example")], "goes on; vary: origin"),
-            (&listed, "GET", &[("origin", "null")], "goes on; vary: origin"),
-            // An `OPTIONS` request that is not a preflight is forwarded: the application may answer it.
+            (&listed, "GET", &[("origin", "https://b.example")], "forwarded; vary: origin"),
+            (&listed, "GET", &[("origin", "null")], "forwarded; vary: origin"),
+            // An `OPTIONS` request that is not a preflight is forwarded: the application may respond to it.
             (
                 &listed,
                 "OPTIONS",
                 &[page],
-                "goes on; vary: origin; allow-origin: https://a.example; expose-headers: x-c",
+                "forwarded; vary: origin; allow-origin: https://a.example; expose-headers: x-c",
             ),
             (
                 &listed,
@@ -218,7 +218,7 @@ mod tests {
                 "vary: origin; allow-origin: https://a.example; allow-methods: PUT, DELETE; allow-headers: x-a, x-b; max-age: 5; expose-headers: x-c",
             ),
             (&listed, "OPTIONS", &[("origin", "https://b.example"), preflight[1]], "vary: origin"),
-            (&wildcard, "GET", &[page], "goes on; allow-origin: *; expose-headers: *"),
+            (&wildcard, "GET", &[page], "forwarded; allow-origin: *; expose-headers: *"),
             (
                 &wildcard,
                 "OPTIONS",
@@ -229,7 +229,7 @@ mod tests {
                 &with_credentials,
                 "GET",
                 &[page],
-                "goes on; vary: origin; allow-origin: https://a.example; allow-credentials: true",
+                "forwarded; vary: origin; allow-origin: https://a.example; allow-credentials: true",
             ),
             (
                 &with_credentials,

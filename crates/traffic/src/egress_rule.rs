@@ -99,15 +99,15 @@ impl EgressRules {
 
     /// Returns the policy that allows a TLS session with this server name.
     #[must_use]
-    pub fn by_server_name(&self, address: SocketAddr, name: &str) -> Option<&PolicyName> {
+    pub fn policy_for_server_name(&self, address: SocketAddr, name: &str) -> Option<&PolicyName> {
         let port = self.0.get(&address.port())?;
         let host = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
-        port.first_policy(&port.by_server_name, &host, |rule| rule.allows_address(address.ip()))
+        port.find_policy(&port.by_server_name, &host, |rule| rule.allows_address(address.ip()))
     }
 
     /// Returns the policy that allows a request.
     #[must_use]
-    pub fn by_request(
+    pub fn policy_for_request(
         &self,
         address: SocketAddr,
         request: &RequestView<'_>,
@@ -115,7 +115,7 @@ impl EgressRules {
         let port = self.0.get(&address.port())?;
         let path = PathKind::from_path(request.path);
         let host = host_of(request.authority, address.port())?.to_ascii_lowercase();
-        port.first_policy(&port.by_request_host, &host, |rule| {
+        port.find_policy(&port.by_request_host, &host, |rule| {
             rule.allows_address(address.ip()) && rule.allows_request(request, path)
         })
     }
@@ -143,29 +143,32 @@ impl PortEgressRules {
     /// True if a rule with this attribute allows the address.
     fn allows_address(&self, address: IpAddr, matched_by: MatchedBy) -> bool {
         let rules = || {
-            self.by_range.containing(address).filter_map(|position| self.egress_rules.get(position))
+            self.by_range
+                .rules_for_address(address)
+                .filter_map(|position| self.egress_rules.get(position))
         };
         self.unrestricted.contains(&matched_by)
             || rules().any(|rule| rule.matched_by() == matched_by)
     }
 
     /// Returns the policy of the first rule for a host that meets the other conditions.
-    fn first_policy(
+    fn find_policy(
         &self,
         hosts: &EgressHosts,
         host: &str,
         is_match: impl Fn(&CompiledEgressRule) -> bool,
     ) -> Option<&PolicyName> {
         let position = hosts
-            .first_rule(host, |position| self.egress_rules.get(position).is_some_and(&is_match))?;
+            .find_rule(host, |position| self.egress_rules.get(position).is_some_and(&is_match))?;
         self.egress_rules.get(position).map(|rule| &rule.egress_rule.policy)
     }
 }
 
 impl CompiledEgressRule {
     fn compile(egress_rule: &EgressRule) -> Result<Self, InvalidPattern> {
-        let with_policy =
-            |bad: InvalidPattern| bad.with_object(ObjectKey::Egress(egress_rule.policy.clone()));
+        let with_policy = |error: InvalidPattern| {
+            error.with_object(ObjectKey::Egress(egress_rule.policy.clone()))
+        };
         let requests = egress_rule.requests.as_ref().map(|requests| {
             requests.iter().map(RequestMatcher::compile_allowing).collect::<Result<Box<[_]>, _>>()
         });
@@ -238,7 +241,7 @@ mod tests {
         .unwrap();
         let inspected =
             |by_request, by_server_name| EgressDecision::Inspected { by_request, by_server_name };
-        for (at, expected) in [
+        for (address, expected) in [
             ("10.1.2.3:5432", EgressDecision::Allowed),
             ("10.2.2.3:5432", EgressDecision::Denied),
             ("10.1.2.3:5433", EgressDecision::Denied),
@@ -248,13 +251,17 @@ mod tests {
             // A server name is not required.
             ("10.2.0.1:8443", EgressDecision::Allowed),
         ] {
-            assert_eq!(egress_rules.permission_for(at.parse().unwrap()), expected, "{at}");
+            assert_eq!(
+                egress_rules.permission_for(address.parse().unwrap()),
+                expected,
+                "{address}"
+            );
         }
     }
 
     #[test]
     fn hosts_and_server_names_match_as_a_whole() {
-        let only = RequestMatch {
+        let payments = RequestMatch {
             path: PathMatch::Regex("/pay/.*".to_owned()),
             methods: Vec::new(),
             headers: Vec::new(),
@@ -262,7 +269,7 @@ mod tests {
         };
         let http = egress_rule(MatchedBy::Http, 80, &["api.example"], &[]);
         let egress_rules = EgressRules::compile(&[
-            EgressRule { requests: Some(vec![only]), ..http },
+            EgressRule { requests: Some(vec![payments]), ..http },
             egress_rule(MatchedBy::ServerName, 443, &["*.example", "one.test"], &[]),
         ])
         .unwrap();
@@ -278,14 +285,18 @@ mod tests {
             let fields: Vec<(String, String)> = Vec::new();
             let request =
                 RequestView { method: "GET", path, query: None, authority, fields: &fields };
-            let found = egress_rules.by_request(web, &request);
-            assert_eq!(found.is_some(), expected, "{authority} {path}");
+            let policy = egress_rules.policy_for_request(web, &request);
+            assert_eq!(policy.is_some(), expected, "{authority} {path}");
         }
         let tls = "192.0.2.1:443".parse().unwrap();
         for (name, expected) in
             [("a.example", true), ("A.Example.", true), ("example", false), ("one.test", true)]
         {
-            assert_eq!(egress_rules.by_server_name(tls, name).is_some(), expected, "{name}");
+            assert_eq!(
+                egress_rules.policy_for_server_name(tls, name).is_some(),
+                expected,
+                "{name}"
+            );
         }
     }
 }

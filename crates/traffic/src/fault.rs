@@ -36,15 +36,15 @@ struct CompiledFaultRule {
 /// The faults of a request: at least one of the two.
 #[derive(Debug, PartialEq, Eq)]
 pub struct InjectedFaults<'a> {
-    /// The policy.
+    /// The name of the policy.
     pub policy: &'a ServicePolicyName,
-    /// The rule in it.
+    /// The name of the rule in the policy.
     pub rule: &'a str,
-    /// The delay.
+    /// The delay, if any.
     pub delay: Option<Duration>,
     /// The response that aborts the request, after the delay.
     pub abort: Option<InjectedResponse>,
-    /// The match counter.
+    /// The counter of the rule's injected faults.
     pub match_slot: &'a Arc<MatchSlot>,
 }
 
@@ -66,7 +66,7 @@ impl CompiledFaults {
         let rules = faults.rules.iter().map(CompiledFaultRule::compile).collect::<Result<_, _>>();
         let policy = faults.policy.clone();
         let with_policy =
-            |bad: InvalidPattern| bad.with_object(ObjectKey::ServicePolicy(policy.clone()));
+            |error: InvalidPattern| error.with_object(ObjectKey::ServicePolicy(policy.clone()));
         let rules: Box<[CompiledFaultRule]> = rules.map_err(with_policy)?;
         let conditions = rules.iter().map(|rule| (&*rule.requests, &*rule.rule.peers));
         Ok(match MatchIndex::with_callers(conditions) {
@@ -77,13 +77,13 @@ impl CompiledFaults {
         })
     }
 
-    /// Returns the policy.
+    /// Returns the name of the policy.
     #[must_use]
     pub const fn policy(&self) -> &ServicePolicyName {
         &self.policy
     }
 
-    /// Returns the rule for a request of this caller: the first that matches.
+    /// Returns the first rule that matches a request of this caller.
     #[must_use]
     pub fn rule_for(
         &self,
@@ -131,7 +131,8 @@ impl CompiledFaults {
         self.unindexed.iter().find(is_match).or_else(|| self.find_by_index(request, caller))
     }
 
-    /// Separate, so that a small number of rules does not pay for it.
+    /// Returns the first matching rule by the index. Separate, so that a small number of rules does not pay for
+    /// it.
     #[inline(never)]
     fn find_by_index(
         &self,
@@ -243,9 +244,9 @@ mod tests {
     #[test]
     fn faults_are_selected_independently() {
         let delay = Some(FaultDelay { share_ppm: 500_000, time: Duration::from_secs(1) });
-        let mut both = fault_rule("a", "/");
-        both.abort.as_mut().unwrap().share_ppm = 500_000;
-        let faults = compile_faults(vec![FaultRule { delay, ..both }]);
+        let mut rule_with_abort = fault_rule("a", "/");
+        rule_with_abort.abort.as_mut().unwrap().share_ppm = 500_000;
+        let faults = compile_faults(vec![FaultRule { delay, ..rule_with_abort }]);
         let (low, high) = (u64::MAX / 2 - 1, u64::MAX / 2 + 100);
         let injected = |random_numbers| {
             inject_faults(&faults, "/", "web", random_numbers)
@@ -281,7 +282,7 @@ mod tests {
                 ),
                 0..16,
             ),
-            made in any_request(),
+            sample_request in any_request(),
         ) {
             let pattern = |text| NamePattern::new(text).unwrap();
             let peer = |name| PeerMatch { namespace: pattern("shop"), account: pattern(name) };
@@ -291,14 +292,14 @@ mod tests {
                 ..fault_rule(&format!("r{n}"), "")
             });
             let rules: Vec<FaultRule> = rules.collect();
-            let request = made.request_view();
+            let request = sample_request.request_view();
             let faults = compile_faults(rules.clone());
             for caller in ["web", "app"] {
                 let caller = ServiceAccount::new("shop", caller).unwrap();
                 let matches = |request_match| RequestMatcher::compile(request_match).unwrap().matches(&request);
                 let expected = rules.iter().find(|rule| {
-                    let fits = rule.requests.is_empty() || rule.requests.iter().any(matches);
-                    fits && rule.matches_caller(&caller)
+                    let matches_request = rule.requests.is_empty() || rule.requests.iter().any(matches);
+                    matches_request && rule.matches_caller(&caller)
                 });
                 prop_assert_eq!(faults.rule_for(&request, &caller), expected);
             }

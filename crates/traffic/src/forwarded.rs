@@ -21,11 +21,11 @@ pub struct Forwarded {
 /// A port that a route forwards to, with the policies that apply to callers of the routing service.
 #[derive(Debug)]
 pub struct ForwardedPort {
-    /// The backend.
+    /// The service of the backend.
     pub service: ServiceName,
-    /// Its port.
+    /// The number of the backend's port.
     pub port: u16,
-    /// The combined policies of both.
+    /// The combined policies of the called service and the backend.
     pub traffic_policy: Arc<PortTrafficPolicy>,
     /// The hash table of the port's endpoints, if the called service uses consistent hashing.
     pub hash_table: Option<Arc<EndpointHashTable>>,
@@ -100,7 +100,7 @@ impl ForwardedPort {
 
 impl Forwarded {
     /// Compiles the policies of all forwarding routes of a port; `None` if the port has no policies, or no rule
-    /// forwards elsewhere.
+    /// forwards to another port.
     pub(crate) fn for_port(
         name: &ServiceName,
         port_number: u16,
@@ -115,11 +115,12 @@ impl Forwarded {
             if (service, number) == (name, port_number) {
                 return None;
             }
-            let existing =
-                ports.iter().position(|known| (&known.service, known.port) == (service, number));
+            let existing = ports
+                .iter()
+                .position(|existing| (&existing.service, existing.port) == (service, number));
             let index = existing.or_else(|| {
                 let backend_port = services.get(service)?.ports.get(&number)?;
-                let previous = previous.and_then(|known| known.find_port(service, number));
+                let previous = previous.and_then(|previous| previous.find_port(service, number));
                 ports.push(ForwardedPort::for_backend(
                     service,
                     number,
@@ -156,7 +157,7 @@ impl Forwarded {
     }
 
     fn find_port(&self, service: &ServiceName, port: u16) -> Option<&ForwardedPort> {
-        self.ports.iter().find(|known| known.port == port && known.service == *service)
+        self.ports.iter().find(|candidate| candidate.port == port && candidate.service == *service)
     }
 
     /// True if all policies are identical to those of `other`.

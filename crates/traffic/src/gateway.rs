@@ -18,7 +18,7 @@ use crate::tls_route::TlsRoutes;
 /// The compiled configuration of a gateway proxy.
 #[derive(Debug)]
 pub struct CompiledGateway {
-    /// The source of the compilation.
+    /// The gateway configuration that was compiled.
     pub gateway: Arc<Gateway>,
     /// The ports, by number. Unchanged ports are reused.
     pub ports: BTreeMap<u16, Arc<CompiledGatewayPort>>,
@@ -29,7 +29,7 @@ pub struct CompiledGateway {
 }
 
 impl CompiledGateway {
-    /// Compiles a gateway. A rule with an invalid pattern is omitted; the others are unaffected.
+    /// Compiles a gateway. Rules with invalid patterns are omitted.
     #[must_use]
     pub fn build(gateway: &Arc<Gateway>, previous: Option<&Self>) -> Self {
         let mut invalid_patterns = Vec::new();
@@ -78,13 +78,13 @@ fn grpc_backends(gateway: &Gateway) -> BTreeMap<ServiceName, BTreeSet<u16>> {
 /// The configuration of one gateway port.
 #[derive(Debug)]
 pub enum CompiledGatewayPort {
-    /// HTTP.
+    /// Listeners for HTTP without TLS.
     Http(HttpListeners),
-    /// HTTPS; TLS is terminated.
+    /// Listeners for HTTPS, which terminate TLS.
     Https(HttpListeners),
-    /// TLS passthrough.
+    /// Routes for TLS sessions that are forwarded without termination.
     Passthrough(TlsRoutes),
-    /// TCP.
+    /// The rule for opaque TCP connections.
     Tcp(TcpRule),
 }
 
@@ -130,7 +130,7 @@ impl HttpListeners {
     }
 
     /// Selects the backend of a request. `server_name` is the server name of the session on a TLS port
-    /// (`Some(None)` for a session without one), and `None` on other ports. `random` is a uniform random
+    /// (`Some(None)` for a session without a server name), and `None` on other ports. `random` is a uniform random
     /// number, for the choice among weighted backends.
     ///
     /// The listener with the most specific host name takes the request, exclusively; within it, the rules for
@@ -143,12 +143,13 @@ impl HttpListeners {
         server_name: Option<Option<&str>>,
         random: u64,
     ) -> GatewayChoice<'_> {
-        let host = host_of(request.authority);
+        let host = normalized_host(request.authority);
         let Some(listener_index) = self.by_host.first_match(&host) else {
             return GatewayChoice::NoRoute { listener: None };
         };
         if let Some(name) = server_name
-            && self.by_host.first_match(&host_of(name.unwrap_or_default())) != Some(listener_index)
+            && self.by_host.first_match(&normalized_host(name.unwrap_or_default()))
+                != Some(listener_index)
         {
             return GatewayChoice::Misdirected;
         }
@@ -220,10 +221,11 @@ pub enum GatewayChoice<'a> {
 /// An index of host names and wildcards; the most specific match comes first.
 #[derive(Debug)]
 struct HostIndex {
+    /// The patterns for one exact name, by name.
     exact: BTreeMap<String, usize>,
     /// The patterns `*.NAME`, by name.
     wildcards: BTreeMap<String, usize>,
-    /// The pattern for any host.
+    /// The pattern for any host, if there is one.
     fallback: Option<usize>,
 }
 
@@ -262,7 +264,7 @@ fn parent_domain(host: &str) -> Option<&str> {
 }
 
 /// Returns the host of an authority for comparison: without port, in lower case, without a final dot.
-fn host_of(authority: &str) -> String {
+fn normalized_host(authority: &str) -> String {
     let (host, _) = split_authority(authority);
     host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
 }

@@ -5,7 +5,7 @@ pub(crate) fn hash(salt: u64, value: &str) -> u64 {
     let hash = value
         .bytes()
         .fold(FNV_OFFSET ^ salt, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME));
-    let hash = (hash ^ (hash >> 32)).wrapping_mul(MIX);
+    let hash = (hash ^ (hash >> 32)).wrapping_mul(MIX_MULTIPLIER);
     hash ^ (hash >> 29)
 }
 
@@ -14,7 +14,7 @@ const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 /// The prime of 64-bit FNV.
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 /// An odd number with well-distributed bits (from SplitMix64).
-const MIX: u64 = 0xbf58_476d_1ce4_e5b9;
+const MIX_MULTIPLIER: u64 = 0xbf58_476d_1ce4_e5b9;
 
 #[cfg(test)]
 mod tests {
@@ -27,10 +27,13 @@ mod tests {
         for salt in [0, 1, u64::MAX] {
             assert!((850..1150).contains(&share(salt)), "{}", share(salt));
         }
-        let both = (0..10_000).filter(|n| {
+        let in_both_shares = (0..10_000).filter(|n| {
             let user = format!("user-{n}");
             hash(1, &user) % 100 < 10 && hash(2, &user) % 100 < 10
         });
-        assert!((50..150).contains(&both.count()), "independent draws");
+        assert!(
+            (50..150).contains(&in_both_shares.count()),
+            "hashes with different salts are independent"
+        );
     }
 }

@@ -25,12 +25,15 @@ pub fn may_hedge(
     retry: Option<&RetryRule>,
     request: &HedgeConditions<'_>,
 ) -> bool {
-    let is_covered = match rule.methods.is_empty() {
+    let allows_method = match rule.methods.is_empty() {
         true => is_idempotent(request.method),
         false => rule.methods.iter().any(|method| method == request.method),
     };
     let retries_max = retry.map_or(MAX_RETRIES, |retry| retry.attempts);
-    is_covered && !request.is_unrepeatable && !request.has_affinity && request.retries < retries_max
+    allows_method
+        && !request.is_unrepeatable
+        && !request.has_affinity
+        && request.retries < retries_max
 }
 
 #[cfg(test)]

@@ -12,29 +12,29 @@ pub fn service_of(host: &str, own_namespace: &Name) -> Option<ServiceName> {
     if host.len() > MAX_HOST_BYTES {
         return None;
     }
-    let lower = host.to_ascii_lowercase();
-    let mut parts = lower.strip_suffix('.').unwrap_or(&lower).split('.');
-    let name = Name::new(parts.next()?).ok()?;
-    let namespace = match parts.next() {
+    let lowercase_host = host.to_ascii_lowercase();
+    let mut labels = lowercase_host.strip_suffix('.').unwrap_or(&lowercase_host).split('.');
+    let name = Name::new(labels.next()?).ok()?;
+    let namespace = match labels.next() {
         Some(namespace) => Name::new(namespace).ok()?,
         None => own_namespace.clone(),
     };
-    let mut suffix = SUFFIX.iter();
-    parts.all(|part| suffix.next() == Some(&part)).then_some(ServiceName { namespace, name })
+    let mut suffix = CLUSTER_SUFFIX.iter();
+    labels.all(|label| suffix.next() == Some(&label)).then_some(ServiceName { namespace, name })
 }
 
 /// Returns the rejection reason for a request to a host that is no service of the mesh; `None` if the host is
 /// external and the request may leave the mesh. `service` is the service that the host name has the form of.
 /// `knows_namespace` returns true if the mesh has services in a namespace.
 #[must_use]
-pub fn outside_rejection(
+pub fn external_rejection(
     host: &str,
     service: Option<&ServiceName>,
     may_leave: bool,
     knows_namespace: impl FnOnce(&Name) -> bool,
 ) -> Option<Reason> {
     match (service, may_leave) {
-        // Such a service can only be in the mesh.
+        // A host name of this form can only be a service of the mesh.
         (Some(service), false)
             if is_fully_qualified(host) || knows_namespace(&service.namespace) =>
         {
@@ -52,8 +52,8 @@ fn is_fully_qualified(host: &str) -> bool {
     host.split('.').nth(2).is_some_and(|label| label.eq_ignore_ascii_case("svc"))
 }
 
-/// The labels after the namespace, all optional.
-const SUFFIX: [&str; 3] = ["svc", "cluster", "local"];
+/// The labels that may follow the namespace of a service.
+const CLUSTER_SUFFIX: [&str; 3] = ["svc", "cluster", "local"];
 
 /// The maximum length of a host name: 253 characters (RFC 1035), and a trailing dot.
 const MAX_HOST_BYTES: usize = 254;
@@ -64,8 +64,8 @@ mod tests {
 
     #[test]
     fn only_service_names_are_resolved() {
-        let long = "a".repeat(64);
-        let longer = "a.".repeat(1_000);
+        let long_label = "a".repeat(64);
+        let long_host = "a.".repeat(1_000);
         for (host, expected) in [
             ("ratings", Some("own/ratings")),
             ("ratings.", Some("own/ratings")),
@@ -90,8 +90,8 @@ mod tests {
             ("ratings..svc", None),
             ("ra tings", None),
             ("user@ratings", None),
-            (&long, None),
-            (&longer, None),
+            (&long_label, None),
+            (&long_host, None),
         ] {
             let service = service_of(host, &Name::new("own").unwrap());
             assert_eq!(service.map(|name| name.to_string()).as_deref(), expected, "{host}");

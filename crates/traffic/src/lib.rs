@@ -52,7 +52,7 @@ pub use compiled_snapshot::{CompiledPort, CompiledService, CompiledSnapshot};
 pub use egress_rule::{EgressDecision, EgressRules};
 pub use forwarded::{Forwarded, ForwardedPort};
 pub use gateway::{CompiledGateway, CompiledGatewayPort, GatewayChoice, HttpListeners};
-pub use host::{outside_rejection, service_of};
+pub use host::{external_rejection, service_of};
 pub use match_slot::MatchSlot;
 pub use matcher::{Mismatch, RequestMatcher};
 pub use pattern::{InvalidPattern, PatternField, check_pattern};
@@ -69,5 +69,5 @@ pub use tag::{
     ChoicePurpose, CompiledTagRules, Endpoints, LaneHeaders, Lanes, RandomChoice, TagDecision,
     TagOutcome, WeightedTargets,
 };
-pub use tcp_rule::tcp_backend;
+pub use tcp_rule::select_tcp_backend;
 pub use tls_route::{TlsChoice, TlsRoutes};

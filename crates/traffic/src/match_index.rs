@@ -16,12 +16,12 @@ pub(crate) trait IndexedMatch {
 /// The matches of rules, in the order of the rules.
 #[derive(Debug)]
 pub(crate) struct MatchIndex {
-    /// The rule of each match, and the index of the match in the rule.
+    /// The position of each match's rule, and the position of the match in that rule.
     matches: Box<[(usize, usize)]>,
     index: Box<RuleIndex>,
 }
 
-/// Some of the rules, in order.
+/// A subset of the rules of an index or policy, in order.
 #[derive(Debug, Clone)]
 pub(crate) enum RuleSubset {
     /// Rules that are evaluated one by one.
@@ -128,9 +128,10 @@ impl MatchIndex {
     /// Returns the subset of these rules, in order; `None` if their matches are few.
     fn select_rules(&self, rules: &[usize]) -> Option<RuleSubset> {
         let matches = |rule: &usize| {
-            let first = self.matches.partition_point(|(other, _)| other < rule);
+            let first = self.matches.partition_point(|(matched_rule, _)| matched_rule < rule);
             let following = self.matches.get(first..).unwrap_or_default();
-            let count = following.iter().take_while(|(other, _)| other == rule).count();
+            let count =
+                following.iter().take_while(|(matched_rule, _)| matched_rule == rule).count();
             first..first.saturating_add(count)
         };
         let selected: Box<[usize]> = rules.iter().flat_map(matches).collect();
@@ -139,8 +140,7 @@ impl MatchIndex {
     }
 
     /// Returns the first rule with a match for which `is_match` is true, given the rule and the index of the
-    /// match in it. Not inlined, so that a small number of rules does not pay for it; nor are the next
-    /// functions.
+    /// match in it. Not inlined, so that a small number of rules does not pay for its code.
     #[inline(never)]
     pub(crate) fn first_match(
         &self,
@@ -164,7 +164,7 @@ impl MatchIndex {
     /// Returns the first of the candidate rules with a match for which `is_match` is true. `candidates` are
     /// positions of matches; `None` for all rules.
     #[inline(never)]
-    pub(crate) fn first_of(
+    pub(crate) fn first_match_among(
         &self,
         candidates: Option<&[usize]>,
         keys: LookupKeys<'_>,
@@ -177,13 +177,13 @@ impl MatchIndex {
         };
         let first = match candidates {
             None => self.index.first_match_by_keys(keys, is_match),
-            Some(candidates) => self.index.first_of(candidates, keys, is_match),
+            Some(candidates) => self.index.first_match_among(candidates, keys, is_match),
         };
         self.matches.get(first?).map(|(rule, _)| *rule)
     }
 }
 
-/// Returns the exact conditions of a caller that matches any of these; none for an empty list.
+/// Returns the exact names that a caller must have to match any of these; empty for an empty list.
 pub(crate) fn caller_conditions(callers: &[PeerMatch]) -> Vec<IndexCondition> {
     let names = |name: fn(&PeerMatch) -> &NamePattern| {
         let is_exact = !callers.is_empty() && callers.iter().all(|caller| name(caller).is_exact());

@@ -46,7 +46,7 @@ mod tests {
         let slot = MatchSlot::default();
         assert_eq!(slot.index_or_find(|| 0), 0);
         assert_eq!(slot.index_or_find(|| 7), 7);
-        assert_eq!(slot.index_or_find(|| unreachable!("it is known")), 7);
-        assert_eq!(slot.clone().index_or_find(|| unreachable!("it is known")), 7);
+        assert_eq!(slot.index_or_find(|| unreachable!("the index is known")), 7);
+        assert_eq!(slot.clone().index_or_find(|| unreachable!("the index is known")), 7);
     }
 }

@@ -71,16 +71,17 @@ impl RequestMatcher {
     #[inline(never)]
     pub fn matches(&self, request: &RequestView<'_>) -> bool {
         self.path.matches(request.path)
-            && (self.is_about_path() || self.matches_except_path_outlined(request))
+            && (self.has_only_path() || self.matches_except_path_outlined(request))
     }
 
-    /// True if only the path matters. Most matches are of this kind, and must not cost a function call.
+    /// True if the match has no condition other than the path. Most matches are of this kind, and must not cost
+    /// a function call.
     #[inline]
-    pub(crate) fn is_about_path(&self) -> bool {
+    pub(crate) fn has_only_path(&self) -> bool {
         self.methods.is_empty() && self.headers.is_empty() && self.query.is_empty()
     }
 
-    /// Separate, so that matches of the path alone need no stack space for it.
+    /// Calls [`Self::matches_except_path`]. Separate, so that matches of the path alone need no stack space.
     #[inline(never)]
     fn matches_except_path_outlined(&self, request: &RequestView<'_>) -> bool {
         self.matches_except_path(request)
@@ -121,7 +122,7 @@ impl RequestMatcher {
         parameter.map(|parameter| Mismatch::Query(parameter.name.to_string()))
     }
 
-    /// True if this could be the path of the request.
+    /// True if the path condition holds for this path.
     pub(crate) fn matches_path(&self, path: &str) -> bool {
         self.path.matches(path)
     }
@@ -152,9 +153,9 @@ impl IndexedMatch for RequestMatcher {
 /// The headers and parameters that a match accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FieldScope {
-    /// All.
+    /// All headers and parameters, as sent.
     AsSent,
-    /// Those without another header or parameter that an application may read under the same name.
+    /// Headers and parameters whose name is unique: an application reads no other one under the same name.
     UniqueName,
     /// Like `UniqueName`, and a pattern does not match a list of values.
     SingleValue,
@@ -187,6 +188,7 @@ pub(crate) fn prefix_elements(prefix: &str) -> &str {
     prefix.strip_suffix('/').unwrap_or(prefix)
 }
 
+/// The compiled path condition of a match.
 #[derive(Debug, Clone)]
 pub(crate) enum PathMatcher {
     Any,
@@ -231,7 +233,7 @@ impl PathMatcher {
             Self::Exact(exact) => **exact == *path,
             Self::Prefix(prefix) => path
                 .strip_prefix(&**prefix)
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/')),
+                .is_some_and(|remainder| remainder.is_empty() || remainder.starts_with('/')),
             Self::Pattern(pattern) => pattern.matches(path),
         }
     }
@@ -239,7 +241,7 @@ impl PathMatcher {
 
 #[derive(Debug, Clone)]
 struct HeaderMatcher {
-    /// `None` is the authority.
+    /// The name in lower case; `None` for the authority.
     name: Option<Box<str>>,
     value: Pattern,
     scope: FieldScope,
@@ -273,7 +275,7 @@ impl HeaderMatcher {
             Some(name) if self.scope == FieldScope::AsSent => {
                 request.fields.joined_values(name).is_some_and(|value| self.value.matches(&value))
             }
-            Some(name) => request.fields.find_alone(name).is_some_and(|value| {
+            Some(name) => request.fields.find_unique(name).is_some_and(|value| {
                 self.value.matches(&value) && self.scope.accepts_value(&value, &self.value)
             }),
         }
@@ -305,17 +307,17 @@ impl QueryMatcher {
         let Some(value) = request.query.and_then(|query| find_parameter(query, &self.name)) else {
             return false;
         };
-        let is_equal = match &self.value {
+        let is_value_match = match &self.value {
             Pattern::Literal(literal) => form_decoded(value).eq(literal.bytes()),
             pattern => decoded_text(value).is_some_and(|text| {
                 pattern.matches(&text) && self.scope.accepts_value(&text, pattern)
             }),
         };
-        is_equal && (self.scope == FieldScope::AsSent || self.is_alone(request))
+        is_value_match && (self.scope == FieldScope::AsSent || self.is_unique_parameter(request))
     }
 
     /// True if applications may read only one parameter of the request under the name.
-    fn is_alone(&self, request: &RequestView<'_>) -> bool {
+    fn is_unique_parameter(&self, request: &RequestView<'_>) -> bool {
         similar_parameters(request.query.unwrap_or_default(), &self.name).count() == 1
     }
 }

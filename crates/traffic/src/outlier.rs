@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use leno_model::{FailureClasses, OutlierAlgorithm};
 
-pub use class::{EndpointResult, FailureEvidence, classify_check, classify_ending};
+pub use class::{EndpointResult, FailureEvidence, classify_check, classify_result};
 pub use native::NativeDetector;
 pub use sermant::SermantDetector;
 
@@ -42,7 +42,7 @@ pub enum EjectionEvent {
         slot: usize,
         /// The cause.
         cause: EjectionCause,
-        /// The duration; absent if it ends with successful health checks.
+        /// The duration of the ejection; absent if it ends with successful health checks.
         pause: Option<Duration>,
     },
     /// The endpoint was returned to service.
@@ -101,8 +101,8 @@ impl OutlierDetector {
         }
     }
 
-    /// Advances the time: windows end, and ejections may expire. `random` is a uniform random number, for the
-    /// jitter of ejection times. Cheap if nothing is due.
+    /// Ends the windows and ejections that are due. `random` is a uniform random number, for the jitter of
+    /// ejection times.
     pub fn advance_time(&mut self, now: Duration, random: u64, events: &mut Vec<EjectionEvent>) {
         match self {
             Self::Native(detector) => detector.advance_time(now, random, events),
@@ -138,7 +138,8 @@ impl OutlierDetector {
         }
     }
 
-    /// Records the end of a request without evidence.
+    /// Records the end of a request that is no evidence about the endpoint. `probe` is true if the request was a
+    /// probe.
     pub fn release_request(&mut self, slot: usize, probe: bool) {
         match self {
             Self::Native(detector) if probe => detector.release_request(slot),
@@ -190,7 +191,7 @@ pub struct RequestResult {
     pub failed: bool,
     /// True if the request was a probe.
     pub probe: bool,
-    /// The time of the end.
+    /// The time at which the request ended, since any fixed moment.
     pub now: Duration,
     /// A uniform random number, for the jitter of an ejection time.
     pub random: u64,

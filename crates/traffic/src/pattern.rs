@@ -31,8 +31,8 @@ impl Pattern {
         }
         // The pattern is compiled alone first: `a)|(b` is invalid, but would be valid inside the anchoring
         // group.
-        build(pattern)?;
-        let regex = build(&format!("^(?:{pattern})$"))?;
+        build_regex(pattern)?;
+        let regex = build_regex(&format!("^(?:{pattern})$"))?;
         Ok(Self::Regex(literal_prefix(pattern).unwrap_or_default(), regex))
     }
 
@@ -42,7 +42,7 @@ impl Pattern {
             Self::Literal(literal) => value == &**literal,
             // `.` matches any character except a line feed.
             Self::Prefix(literal) => {
-                value.strip_prefix(&**literal).is_some_and(|rest| !rest.contains('\n'))
+                value.strip_prefix(&**literal).is_some_and(|remainder| !remainder.contains('\n'))
             }
             Self::Regex(prefix, regex) => value.starts_with(&**prefix) && regex.is_match(value),
         }
@@ -62,13 +62,13 @@ fn literal_prefix(pattern: &str) -> Option<Box<str>> {
     }
 }
 
-/// Compiles a case-insensitive, anchored regular expression. It is larger than the case-sensitive one, which is
-/// returned if the size exceeds the limit.
+/// Compiles a case-insensitive, anchored regular expression. If its size exceeds the limit, the smaller
+/// case-sensitive one is returned.
 pub(crate) fn compile_case_insensitive(pattern: &str) -> Result<Regex, regex::Error> {
     let anchored = format!("^(?:{pattern})$");
     let mut builder = RegexBuilder::new(&anchored);
     let builder = builder.case_insensitive(true).dfa_size_limit(MAX_REGEX_CACHE_BYTES);
-    builder.size_limit(MAX_CASE_INSENSITIVE_BYTES).build().or_else(|_| build(&anchored))
+    builder.size_limit(MAX_CASE_INSENSITIVE_BYTES).build().or_else(|_| build_regex(&anchored))
 }
 
 /// True if a pattern may exclude letters: its case-insensitive form may then match fewer texts.
@@ -104,7 +104,7 @@ fn ends_in_slash(part: &Hir) -> bool {
 pub fn check_pattern(pattern: &str) -> Result<(), InvalidPattern> {
     match Pattern::compile(pattern) {
         Ok(_) => Ok(()),
-        Err(cause) => Err(InvalidPattern::new(pattern, PatternField::Alone, cause)),
+        Err(cause) => Err(InvalidPattern::new(pattern, PatternField::Unknown, cause)),
     }
 }
 
@@ -129,7 +129,7 @@ pub struct InvalidPattern {
 impl InvalidPattern {
     pub(crate) fn new(pattern: &str, field: PatternField, cause: regex::Error) -> Self {
         Self {
-            pattern: pattern.chars().take(MAX_PATTERN_SHOWN).collect(),
+            pattern: pattern.chars().take(MAX_SHOWN_PATTERN_CHARACTERS).collect(),
             field,
             object: None,
             cause,
@@ -145,8 +145,8 @@ impl InvalidPattern {
 /// The attribute that a pattern applies to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PatternField {
-    /// Unknown: the pattern was checked alone.
-    Alone,
+    /// An unknown attribute: the pattern was checked by itself.
+    Unknown,
     /// The path.
     Path,
     /// A header.
@@ -162,7 +162,7 @@ pub enum PatternField {
 impl std::fmt::Display for PatternField {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Alone => Ok(()),
+            Self::Unknown => Ok(()),
             Self::Path => f.write_str(" for the path"),
             Self::Header(name) => write!(f, " for the header `{name}`"),
             Self::Query(name) => write!(f, " for the query parameter `{name}`"),
@@ -177,7 +177,7 @@ fn object_prefix(object: &Option<Box<ObjectKey>>) -> String {
 }
 
 /// Compiles a regular expression within the size limits.
-fn build(pattern: &str) -> Result<Regex, regex::Error> {
+fn build_regex(pattern: &str) -> Result<Regex, regex::Error> {
     RegexBuilder::new(pattern)
         .size_limit(MAX_REGEX_BYTES)
         .dfa_size_limit(MAX_REGEX_CACHE_BYTES)
@@ -188,19 +188,19 @@ fn build(pattern: &str) -> Result<Regex, regex::Error> {
 const METACHARACTERS: &[char] =
     &['\\', '.', '+', '*', '?', '(', ')', '|', '[', ']', '{', '}', '^', '$'];
 
-/// The maximum compiled size of one expression: far above practical patterns, and harmless for a sidecar's
-/// memory.
+/// The maximum size in bytes of one compiled expression: far above practical patterns, and harmless for a
+/// sidecar's memory.
 const MAX_REGEX_BYTES: usize = 1024 * 1024;
 
-/// The maximum size of the case-insensitive form, in which letters become sets: every pattern within the limit
-/// above must fit.
+/// The maximum size in bytes of the case-insensitive form, in which letters become sets: every pattern within
+/// [`MAX_REGEX_BYTES`] must fit.
 const MAX_CASE_INSENSITIVE_BYTES: usize = 8 * MAX_REGEX_BYTES;
 
-/// The maximum match cache of one expression, for each thread.
+/// The maximum size in bytes of the match cache of one expression in one thread.
 const MAX_REGEX_CACHE_BYTES: usize = 256 * 1024;
 
-/// The maximum length of a pattern in an error.
-const MAX_PATTERN_SHOWN: usize = 200;
+/// The maximum number of characters of a pattern in an error.
+const MAX_SHOWN_PATTERN_CHARACTERS: usize = 200;
 
 #[cfg(test)]
 mod tests {
@@ -238,9 +238,11 @@ mod tests {
 
     #[test]
     fn invalid_or_too_large_patterns_are_rejected() {
-        for bad in ["(", "a)|(b", "[z-a]", "(?=a)", r"(a)\1", r"\w{1000}", "((a{100}){100}){100}"] {
-            let error = check_pattern(bad).unwrap_err();
-            assert!(error.to_string().contains(bad), "{error}");
+        for pattern in
+            ["(", "a)|(b", "[z-a]", "(?=a)", r"(a)\1", r"\w{1000}", "((a{100}){100}){100}"]
+        {
+            let error = check_pattern(pattern).unwrap_err();
+            assert!(error.to_string().contains(pattern), "{error}");
             assert!(error.source().is_some());
         }
         assert!(check_pattern("/items/[0-9]+").is_ok());
@@ -249,7 +251,7 @@ mod tests {
     #[test]
     fn an_error_truncates_a_long_pattern() {
         let error = check_pattern(&"(".repeat(10_000)).unwrap_err();
-        assert_eq!(error.pattern.len(), MAX_PATTERN_SHOWN);
+        assert_eq!(error.pattern.len(), MAX_SHOWN_PATTERN_CHARACTERS);
     }
 
     proptest! {
@@ -266,7 +268,7 @@ mod tests {
         ) {
             let pattern = pieces.concat();
             if let Ok(compiled) = Pattern::compile(&pattern) {
-                let regex = build(&format!("^(?:{pattern})$")).unwrap();
+                let regex = build_regex(&format!("^(?:{pattern})$")).unwrap();
                 for value in values {
                     prop_assert_eq!(compiled.matches(&value), regex.is_match(&value), "{}", value);
                 }
@@ -282,7 +284,7 @@ mod tests {
             let pattern = format!("{literal}{}", if open { ".*" } else { "" });
             let compiled = Pattern::compile(&pattern).unwrap();
             prop_assert!(!matches!(compiled, Pattern::Regex(..)));
-            let regex = build(&format!("^(?:{pattern})$")).unwrap();
+            let regex = build_regex(&format!("^(?:{pattern})$")).unwrap();
             prop_assert_eq!(compiled.matches(&value), regex.is_match(&value));
         }
     }

@@ -115,7 +115,7 @@ pub(crate) fn normalize_parameter_name(encoded: &str) -> String {
         let length = list.len();
         name.truncate(length);
     }
-    // In brackets: `[role]`.
+    // The whole name may be in brackets: `[role]`.
     if !name.contains('[') {
         name.truncate(name.trim_end_matches(']').len());
     }
@@ -124,7 +124,7 @@ pub(crate) fn normalize_parameter_name(encoded: &str) -> String {
 
 /// Returns all values that an application may read in an encoded parameter: as sent, and decoded in several
 /// ways.
-pub(crate) fn may_be_values(encoded: &str) -> impl Iterator<Item = Cow<'_, str>> {
+pub(crate) fn possible_values(encoded: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let is_encoded = encoded.contains(['%', '+']);
     let readings = is_encoded.then(|| {
         let decoded_once =

@@ -33,8 +33,9 @@ pub struct CompiledLimits {
 /// The limits of one policy for one port.
 #[derive(Debug)]
 struct PolicyLimits {
-    /// The source of the compilation.
+    /// The configuration that was compiled.
     config: PortLimits,
+    /// The limit of opaque connections, if any.
     connections: Option<(BucketRate, Bucket)>,
     /// The counter of rejected connections.
     match_slot: Arc<MatchSlot>,
@@ -53,19 +54,20 @@ struct ConcurrencyLimit {
     match_slot: Arc<MatchSlot>,
 }
 
+/// A rate limit rule with its compiled request matches and its buckets.
 #[derive(Debug)]
 struct CompiledRateRule {
     rule: RateRule,
     requests: Box<[DenialMatcher]>,
-    /// The same requests, matched as sent and in only one interpretation. A match ends the evaluation of later
-    /// rules.
-    as_sent: Box<[RequestMatcher]>,
+    /// For a rule with `stop`: the same requests, but only as sent and with a single interpretation.
+    exact_requests: Box<[RequestMatcher]>,
     rate: BucketRate,
     tokens: Tokens,
     response: Option<Arc<FixedResponse>>,
     match_slot: Arc<MatchSlot>,
 }
 
+/// The token buckets of a rule.
 #[derive(Debug)]
 enum Tokens {
     Shared(Bucket),
@@ -75,9 +77,9 @@ enum Tokens {
 /// A rejection by a rate limit.
 #[derive(Debug)]
 pub struct RateLimitExceeded<'a> {
-    /// The policy.
+    /// The name of the policy.
     pub policy: &'a ServicePolicyName,
-    /// The rule in it.
+    /// The name of the rule in the policy.
     pub rule: &'a str,
     /// The response, if the policy sets one.
     pub response: Option<Arc<FixedResponse>>,
@@ -90,13 +92,13 @@ pub struct RateLimitExceeded<'a> {
 /// A rejection by a concurrency limit.
 #[derive(Debug)]
 pub struct ConcurrencyExceeded<'a> {
-    /// The policy.
+    /// The name of the policy.
     pub policy: &'a ServicePolicyName,
     /// The part of the policy, in place of a rule's name.
     pub rule: &'static str,
     /// The response, if the policy sets one.
     pub response: Option<Arc<FixedResponse>>,
-    /// The match counter.
+    /// The counter of the policy's rejections.
     pub match_slot: &'a Arc<MatchSlot>,
 }
 
@@ -164,7 +166,7 @@ impl Drop for ConcurrencySlot {
 }
 
 impl<'a> RateLimitExceeded<'a> {
-    /// Out of line, since most requests find a token.
+    /// Creates the rejection by a rule. Cold, since most requests find a token.
     #[cold]
     fn from_rule(policy: &'a PolicyLimits, rule: &'a CompiledRateRule, wait: Duration) -> Self {
         let response = rule.response.clone();
@@ -240,16 +242,21 @@ impl CompiledLimits {
         let Some(exceeded) = exceeded else { return Ok(()) };
         self.find_counting_rule(port, request, caller, |_, rule| {
             tokens_taken = tokens_taken.checked_sub(1)?;
-            rule.give_back(rule.bucket_key(request, caller));
+            rule.return_tokens(rule.bucket_key(request, caller));
             None::<()>
         });
         Err(exceeded)
     }
 
     /// Returns the tokens of a request that was [admitted](Self::admit_request) but not forwarded.
-    pub fn give_back(&self, port: u16, request: &RequestView<'_>, caller: Option<&ServiceAccount>) {
+    pub fn return_tokens(
+        &self,
+        port: u16,
+        request: &RequestView<'_>,
+        caller: Option<&ServiceAccount>,
+    ) {
         self.find_counting_rule(port, request, caller, |_, rule| {
-            rule.give_back(rule.bucket_key(request, caller));
+            rule.return_tokens(rule.bucket_key(request, caller));
             None::<()>
         });
     }
@@ -268,7 +275,7 @@ impl CompiledLimits {
         let Some(policies) = self.ports.get(&port) else { return Ok(None) };
         let limits =
             || policies.iter().filter_map(|policy| Some((policy, policy.concurrency.as_ref()?)));
-        let Some((full_position, (policy, full))) =
+        let Some((exhausted_position, (policy, exhausted_limit))) =
             limits().enumerate().find(|(_, (_, limit))| !limit.slots.try_acquire(is_whole, now))
         else {
             let phase =
@@ -276,13 +283,15 @@ impl CompiledLimits {
             let slot = || ConcurrencySlot { policies: policies.clone(), phase: Cell::new(phase) };
             return Ok(limits().next().map(|_| slot()));
         };
-        limits().take(full_position).for_each(|(_, acquired)| acquired.slots.release(is_whole));
-        let (policy, response) = (&policy.config.policy, full.response.clone());
+        limits()
+            .take(exhausted_position)
+            .for_each(|(_, acquired)| acquired.slots.release(is_whole));
+        let (policy, response) = (&policy.config.policy, exhausted_limit.response.clone());
         Err(ConcurrencyExceeded {
             policy,
-            rule: CONCURRENCY,
+            rule: CONCURRENCY_LIMIT_NAME,
             response,
-            match_slot: &full.match_slot,
+            match_slot: &exhausted_limit.match_slot,
         })
     }
 
@@ -298,12 +307,12 @@ impl CompiledLimits {
         let exceeded = limits().enumerate().find_map(|(position, (policy, (rate, bucket)))| {
             let wait = bucket.take_token(*rate, now).err()?;
             let (match_slot, policy, rule) =
-                (&policy.match_slot, &policy.config.policy, CONNECTIONS);
+                (&policy.match_slot, &policy.config.policy, CONNECTION_LIMIT_NAME);
             Some((position, RateLimitExceeded { policy, rule, response: None, wait, match_slot }))
         });
         let Some((exceeded_position, exceeded)) = exceeded else { return Ok(()) };
         for (_, (rate, bucket)) in limits().take(exceeded_position) {
-            bucket.give_back(*rate);
+            bucket.return_tokens(*rate);
         }
         Err(exceeded)
     }
@@ -389,7 +398,7 @@ impl<'a> Iterator for CandidateRules<'a> {
 }
 
 impl<'a> CandidateRules<'a> {
-    /// Separate, so that a small number of rules does not pay for it.
+    /// Returns the next candidate of the index. Separate, so that a small number of rules does not pay for it.
     #[inline(never)]
     fn next_indexed(&mut self) -> Option<&'a CompiledRateRule> {
         let (positions, rules) = self.indexed.as_mut()?;
@@ -402,7 +411,7 @@ impl PolicyLimits {
         let rules = config.limits.rules.iter().map(CompiledRateRule::compile);
         let rules: Box<[CompiledRateRule]> = rules
             .collect::<Result<_, _>>()
-            .map_err(|bad| bad.with_object(ObjectKey::ServicePolicy(config.policy.clone())))?;
+            .map_err(|error| error.with_object(ObjectKey::ServicePolicy(config.policy.clone())))?;
         let conditions = rules.iter().map(|rule| (&*rule.requests, &*rule.rule.peers));
         let (unindexed, indexed) = match MatchIndex::with_callers(conditions) {
             None => (rules, None),
@@ -440,9 +449,9 @@ impl PolicyLimits {
 impl CompiledRateRule {
     fn compile(rule: &RateRule) -> Result<Self, InvalidPattern> {
         let requests = rule.requests.iter().map(DenialMatcher::compile);
-        let as_sent = rule.requests.iter().filter(|_| rule.stop);
-        let as_sent =
-            as_sent.map(|request| RequestMatcher::compile_for(request, FieldScope::SingleValue));
+        let exact_requests = rule.requests.iter().filter(|_| rule.stop);
+        let exact_requests = exact_requests
+            .map(|request| RequestMatcher::compile_for(request, FieldScope::SingleValue));
         let tokens = match &rule.key {
             RateLimitKey::Nothing => Tokens::Shared(Bucket::default()),
             RateLimitKey::Client { buckets } | RateLimitKey::Header { buckets, .. } => {
@@ -452,7 +461,7 @@ impl CompiledRateRule {
         let response = (rule.response != FixedResponse::default()).then(|| rule.response.clone());
         Ok(Self {
             requests: requests.collect::<Result<_, _>>()?,
-            as_sent: as_sent.collect::<Result<_, _>>()?,
+            exact_requests: exact_requests.collect::<Result<_, _>>()?,
             rate: BucketRate::from_rate(rule.rate),
             tokens,
             response: response.map(Arc::new),
@@ -469,13 +478,13 @@ impl CompiledRateRule {
     /// True if the request, which has a plain path, matches in its only interpretation. For rules with `stop`.
     fn counts_request(&self, request: &RequestView<'_>) -> bool {
         self.counts_all_requests()
-            || self.as_sent.iter().any(|matcher| matcher.matches(request))
+            || self.exact_requests.iter().any(|matcher| matcher.matches(request))
                 && !may_override_method(request)
     }
 
     /// True if an application may interpret the request as a matching one.
-    fn may_count(&self, request: &RequestView<'_>, variant: &PathVariants) -> bool {
-        self.requests.iter().any(|matcher| matcher.may_match(request, variant))
+    fn may_count(&self, request: &RequestView<'_>, variants: &PathVariants) -> bool {
+        self.requests.iter().any(|matcher| matcher.may_match(request, variants))
     }
 
     /// Returns the key of the request's bucket.
@@ -500,10 +509,10 @@ impl CompiledRateRule {
         }
     }
 
-    fn give_back(&self, key: u128) {
+    fn return_tokens(&self, key: u128) {
         match &self.tokens {
-            Tokens::Shared(bucket) => bucket.give_back(self.rate),
-            Tokens::PerKey(buckets) => buckets.give_back(key, self.rate),
+            Tokens::Shared(bucket) => bucket.return_tokens(self.rate),
+            Tokens::PerKey(buckets) => buckets.return_tokens(key, self.rate),
         }
     }
 }
@@ -523,10 +532,10 @@ fn to_nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Names the connection limit of a policy, in place of a rule.
-const CONNECTIONS: &str = "connections";
-/// Names the concurrency limit of a policy, in place of a rule.
-const CONCURRENCY: &str = "concurrency";
+/// The name of a policy's connection limit in reports, in place of a rule's name.
+const CONNECTION_LIMIT_NAME: &str = "connections";
+/// The name of a policy's concurrency limit in reports, in place of a rule's name.
+const CONCURRENCY_LIMIT_NAME: &str = "concurrency";
 
 #[cfg(test)]
 mod tests;

@@ -29,7 +29,7 @@ pub trait HeaderLookup {
 
     /// Returns all values of this lowercase header name joined by `", "`; `None` if it is absent, or if a
     /// different [similar name](is_similar_name) is present.
-    fn find_alone(&self, name: &str) -> Option<Cow<'_, str>> {
+    fn find_unique(&self, name: &str) -> Option<Cow<'_, str>> {
         let values = self.joined_values(name)?;
         // A header with a similar name adds at least a separator.
         let is_unique = self.find_similar(name).is_some_and(|joined| joined.len() == values.len());
@@ -61,12 +61,12 @@ pub(crate) fn header_value<'a>(
 /// True if two header names differ only in case and separators: `X_Role` and `x-role` are one variable to
 /// CGI-like applications (RFC 3875 §4.1.18), and PHP also maps `.` to `_`.
 #[must_use]
-pub fn is_similar_name(left: &[u8], right: &[u8]) -> bool {
-    let is_similar = |(left, right): (&u8, &u8)| {
-        left.eq_ignore_ascii_case(right)
-            || !left.is_ascii_alphanumeric() && !right.is_ascii_alphanumeric()
+pub fn is_similar_name(first: &[u8], second: &[u8]) -> bool {
+    let is_similar = |(first, second): (&u8, &u8)| {
+        first.eq_ignore_ascii_case(second)
+            || !first.is_ascii_alphanumeric() && !second.is_ascii_alphanumeric()
     };
-    left.len() == right.len() && left.iter().zip(right).all(is_similar)
+    first.len() == second.len() && first.iter().zip(second).all(is_similar)
 }
 
 /// Headers as a list, for tools and tests.
@@ -91,9 +91,9 @@ impl HeaderLookup for Vec<(String, String)> {
 fn join_values<'a>(mut values: impl Iterator<Item = &'a str>) -> Option<Cow<'a, str>> {
     let mut joined = Cow::Borrowed(values.next()?);
     for value in values {
-        let text = joined.to_mut();
-        text.push_str(", ");
-        text.push_str(value);
+        let joined_text = joined.to_mut();
+        joined_text.push_str(", ");
+        joined_text.push_str(value);
     }
     Some(joined)
 }
@@ -133,10 +133,10 @@ mod tests {
         assert_eq!(fields.find_similar("x-role").as_deref(), Some("a, b"));
         assert_eq!(fields.find_similar("x_role").as_deref(), Some("a, b"));
         assert_eq!(fields.find_similar("role"), None);
-        assert_eq!(fields.find_alone("x-role"), None);
+        assert_eq!(fields.find_unique("x-role"), None);
         let fields =
             vec![("X-Role".to_owned(), "a".to_owned()), ("x-role".to_owned(), "b".to_owned())];
-        assert_eq!(fields.find_alone("x-role").as_deref(), Some("a, b"));
-        assert_eq!(fields.find_alone("x_role"), None);
+        assert_eq!(fields.find_unique("x-role").as_deref(), Some("a, b"));
+        assert_eq!(fields.find_unique("x_role"), None);
     }
 }

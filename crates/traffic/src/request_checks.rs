@@ -24,8 +24,7 @@ pub use header_change::{
     HeaderAction, HeaderChange, InvalidHeaderChange, request_edits, response_edits,
 };
 
-/// The compiled external checks of a workload's ports. At least one port has checks: otherwise there is no
-/// value of this type.
+/// The compiled external checks of a workload's ports, of which at least one has checks.
 #[derive(Debug)]
 pub struct CompiledChecks {
     ports: BTreeMap<u16, CompiledPortChecks>,
@@ -42,9 +41,9 @@ pub struct CompiledPortChecks {
 /// An external authorization service, and the requests it checks.
 #[derive(Debug)]
 pub struct CompiledAuthorization {
-    /// The policy.
+    /// The name of the policy.
     pub policy: ServicePolicyName,
-    /// The rule.
+    /// The authorization rule that was compiled.
     pub rule: Authorization,
     requests: CheckedRequests,
     match_slot: Arc<MatchSlot>,
@@ -53,9 +52,9 @@ pub struct CompiledAuthorization {
 /// The JSON Web Tokens that requests may or must carry.
 #[derive(Debug)]
 pub struct CompiledJwtValidation {
-    /// The policy.
+    /// The name of the policy.
     pub policy: ServicePolicyName,
-    /// The rule.
+    /// The validation rule that was compiled.
     pub rule: JwtValidation,
     /// The requests that must carry a token; `None` if no request must.
     required: Option<CheckedRequests>,
@@ -65,9 +64,9 @@ pub struct CompiledJwtValidation {
 /// A rate limit service, with the descriptors it receives.
 #[derive(Debug)]
 pub struct CompiledGlobalLimit {
-    /// The policy.
+    /// The name of the policy.
     pub policy: ServicePolicyName,
-    /// The rule.
+    /// The limit that was compiled.
     pub rule: GlobalLimit,
     /// The response when the limit is exceeded, if the policy sets one.
     pub response: Option<Arc<FixedResponse>>,
@@ -78,7 +77,7 @@ pub struct CompiledGlobalLimit {
 /// A descriptor of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestDescriptor {
-    /// Its keys and values.
+    /// The keys and values of the descriptor.
     pub entries: Vec<(String, String)>,
     /// The number of tokens that the request takes from the limit.
     pub hits_addend: u32,
@@ -173,7 +172,7 @@ impl CompiledAuthorization {
     /// Returns the decision, for metrics and logs.
     #[must_use]
     pub fn policy_decision(&self) -> PolicyDecision {
-        PolicyDecision::whole_policy(&self.policy, &self.match_slot)
+        PolicyDecision::from_whole_policy(&self.policy, &self.match_slot)
     }
 }
 
@@ -199,7 +198,7 @@ impl CompiledJwtValidation {
     /// Returns the decision, for metrics and logs.
     #[must_use]
     pub fn policy_decision(&self) -> PolicyDecision {
-        PolicyDecision::whole_policy(&self.policy, &self.match_slot)
+        PolicyDecision::from_whole_policy(&self.policy, &self.match_slot)
     }
 }
 
@@ -232,7 +231,7 @@ impl CompiledGlobalLimit {
     /// Returns the decision, for metrics and logs.
     #[must_use]
     pub fn policy_decision(&self) -> PolicyDecision {
-        PolicyDecision::service_policy(&self.policy, GLOBAL, &self.match_slot)
+        PolicyDecision::from_service_policy(&self.policy, GLOBAL_LIMIT_NAME, &self.match_slot)
     }
 }
 
@@ -268,7 +267,9 @@ impl CheckedRequests {
         policy: &ServicePolicyName,
     ) -> Result<Self, InvalidPattern> {
         let compiled = requests.iter().map(DenialMatcher::compile).collect::<Result<_, _>>();
-        compiled.map(Self).map_err(|bad| bad.with_object(ObjectKey::ServicePolicy(policy.clone())))
+        compiled
+            .map(Self)
+            .map_err(|error| error.with_object(ObjectKey::ServicePolicy(policy.clone())))
     }
 
     /// True if an application may interpret the request as one of these.
@@ -276,13 +277,13 @@ impl CheckedRequests {
         if self.0.is_empty() {
             return true;
         }
-        let variant = PathVariants::from_path(request.path, PathKind::from_path(request.path));
-        self.0.iter().any(|matcher| matcher.may_match(request, &variant))
+        let variants = PathVariants::from_path(request.path, PathKind::from_path(request.path));
+        self.0.iter().any(|matcher| matcher.may_match(request, &variants))
     }
 }
 
-/// Names the part of a `RateLimit` that a service decides, in place of a rule.
-const GLOBAL: &str = "global";
+/// The name of a policy's global limit in reports, in place of a rule's name.
+const GLOBAL_LIMIT_NAME: &str = "global";
 
 #[cfg(test)]
 mod tests;

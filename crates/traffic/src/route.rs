@@ -93,7 +93,7 @@ impl PortRoutes {
         for (index, rule) in rules.iter().enumerate() {
             for request in &rule.matches {
                 let matcher = RequestMatcher::compile(request)
-                    .map_err(|bad| bad.with_object(rule.kind.object_key(rule.route.clone())))?;
+                    .map_err(|error| error.with_object(rule.kind.object_key(rule.route.clone())))?;
                 matches.push((request, CompiledMatch { matcher, rule: index }));
             }
         }
@@ -154,7 +154,7 @@ impl PortRoutes {
         self.default_retry.as_ref().map(|default_retry| &default_retry.unmatched_actions)
     }
 
-    /// Returns the default retry policy.
+    /// Returns the client's default retry policy, if any.
     #[must_use]
     pub fn retry_policy(&self) -> Option<&ServiceRetry> {
         self.default_retry.as_ref().map(|default_retry| &default_retry.policy)
@@ -175,7 +175,7 @@ pub enum RouteChoice<'a> {
     /// A rule matched, and its backend was selected. The caller responds `invalid-backend` if the mesh does not
     /// contain the backend.
     To {
-        /// The rule.
+        /// The matching rule.
         rule: &'a CompiledRouteRule,
         /// The selected backend.
         backend: &'a WeightedBackend,
@@ -186,12 +186,12 @@ pub enum RouteChoice<'a> {
     NoRoute,
     /// The matching rule redirects.
     Redirect {
-        /// The rule.
+        /// The matching rule.
         rule: &'a CompiledRouteRule,
     },
     /// The matching rule has no backends, or none with a weight, or no grant permits the selected one.
     InvalidBackend {
-        /// The rule.
+        /// The matching rule.
         rule: &'a CompiledRouteRule,
     },
 }
@@ -201,9 +201,9 @@ pub enum RouteChoice<'a> {
 pub struct CompiledRouteRule {
     /// The index of the rule in the port's configuration.
     pub index: usize,
-    /// The route of the rule.
+    /// The name of the rule's route.
     pub route: RouteName,
-    /// The kind of the route.
+    /// The kind of the route resource.
     pub kind: RouteKind,
     /// The timeout of the whole exchange; no limit when absent.
     pub request_timeout: Option<Duration>,
@@ -217,17 +217,17 @@ pub struct CompiledRouteRule {
     pub persistence: Option<Arc<CompiledPersistence>>,
     /// The index of the rule in its route.
     pub number: usize,
-    /// The match counter.
+    /// The counter of the rule's matches.
     pub match_slot: MatchSlot,
-    /// The sum of the weights, with those of backends that no grant permits.
+    /// The sum of the weights, including those of backends that no grant permits.
     weight_total: u64,
 }
 
 /// Compiles the rules, each with its index in its route.
 fn compile_rules(rules: &[RouteRule]) -> Box<[CompiledRouteRule]> {
-    let mut rules_of_route: BTreeMap<(RouteKind, &RouteName), usize> = BTreeMap::new();
+    let mut rule_counts: BTreeMap<(RouteKind, &RouteName), usize> = BTreeMap::new();
     let rules = rules.iter().enumerate().map(|(index, rule)| {
-        let number = rules_of_route.entry((rule.kind, &rule.route)).or_default();
+        let number = rule_counts.entry((rule.kind, &rule.route)).or_default();
         let compiled = CompiledRouteRule::new(index, rule, *number);
         *number += 1;
         compiled
@@ -272,7 +272,11 @@ impl CompiledRouteRule {
             persistence,
             number,
             match_slot: MatchSlot::default(),
-            weight_total: rule.backends.iter().map(|b| u64::from(b.weight)).sum::<u64>()
+            weight_total: rule
+                .backends
+                .iter()
+                .map(|backend| u64::from(backend.weight))
+                .sum::<u64>()
                 + u64::from(rule.actions.ungranted_weight),
         }
     }
@@ -293,12 +297,12 @@ impl CompiledRouteRule {
 
     /// Returns the backend that the random number selects by weight, with its index.
     fn select_backend(&self, random: u64) -> Option<(usize, &WeightedBackend)> {
-        by_weight(&self.backends, self.weight_total, random)
+        select_by_weight(&self.backends, self.weight_total, random)
     }
 }
 
 /// Returns the backend that the random number selects by weight, with its index; `total` is the sum of weights.
-pub(crate) fn by_weight(
+pub(crate) fn select_by_weight(
     backends: &[WeightedBackend],
     total: u64,
     random: u64,

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use leno_model::{RepeatedHeader, ServiceAccount};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::query::{all_parameters, decoded_text, find_parameter, may_be_named, may_be_values};
+use crate::query::{all_parameters, decoded_text, find_parameter, may_be_named, possible_values};
 use crate::request::{RequestView, header_value};
 use crate::variant::{PathVariants, any_listed_value, any_value, folded_case, host_readings};
 
@@ -24,7 +24,7 @@ pub(crate) struct RuleIndex {
     /// The rules without an indexed condition, in order.
     unconditional: Box<[usize]>,
     /// The number of rules.
-    rules: usize,
+    rule_count: usize,
 }
 
 /// The values of a request that are looked up in an index.
@@ -38,16 +38,16 @@ pub(crate) struct LookupKeys<'a> {
 }
 
 impl<'a> LookupKeys<'a> {
-    /// Searches for rules that match the request as sent.
+    /// Creates the keys for rules that match the request as sent.
     #[inline]
     pub(crate) fn as_sent(request: &'a RequestView<'a>) -> Self {
         Self { request, path_variants: None, caller: None }
     }
 
-    /// Searches for rules that match any interpretation of the request.
+    /// Creates the keys for rules that match any interpretation of the request.
     #[inline]
-    pub(crate) fn as_interpreted(request: &'a RequestView<'a>, variant: &'a PathVariants) -> Self {
-        Self { request, path_variants: Some(variant), caller: None }
+    pub(crate) fn as_interpreted(request: &'a RequestView<'a>, variants: &'a PathVariants) -> Self {
+        Self { request, path_variants: Some(variants), caller: None }
     }
 
     /// Adds the verified caller, for rules that have callers.
@@ -66,12 +66,12 @@ impl<'a> LookupKeys<'a> {
 #[derive(Debug, Clone)]
 struct Column {
     key: IndexedAttribute,
-    rules: Texts,
+    rules: RulesByText,
 }
 
 /// The rules for each text, in order. The texts come from an operator, so requests cannot cause hash
 /// collisions.
-type Texts = FxHashMap<Box<str>, Vec<usize>>;
+type RulesByText = FxHashMap<Box<str>, Vec<usize>>;
 
 /// An attribute of a request that rules compare with exact texts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -101,7 +101,8 @@ impl RuleIndex {
     /// attributes.
     pub(crate) fn from_rules(rules: &[Vec<IndexCondition>]) -> Self {
         let keys = selective_keys(rules);
-        let mut rules_by_key: Vec<Texts> = keys.iter().map(|_| Texts::default()).collect();
+        let mut rules_by_key: Vec<RulesByText> =
+            keys.iter().map(|_| RulesByText::default()).collect();
         let mut unconditional = Vec::new();
         for (index, conditions) in rules.iter().enumerate() {
             let condition_on =
@@ -134,16 +135,16 @@ impl RuleIndex {
             columns: columns.into(),
             prefixes,
             unconditional: unconditional.into(),
-            rules: rules.len(),
+            rule_count: rules.len(),
         }
     }
 
-    /// Builds the index if it is worth it: a small number of rules is faster to evaluate one by one.
+    /// Builds the index; `None` for a small number of rules, which is faster to evaluate one by one.
     pub(crate) fn build_if_many(
-        rules: usize,
+        rule_count: usize,
         index_conditions: impl FnOnce() -> Vec<Vec<IndexCondition>>,
     ) -> Option<Box<Self>> {
-        needs_index(rules).then(|| Box::new(Self::from_rules(&index_conditions())))
+        needs_index(rule_count).then(|| Box::new(Self::from_rules(&index_conditions())))
     }
 
     /// Returns the first rule in order that matches a request as sent, regardless of the caller. Equivalent to
@@ -164,12 +165,12 @@ impl RuleIndex {
                 ),
                 "other conditions have their own index"
             );
-            best = first_before(best, column.rules_for(request), &is_match);
+            best = find_before(best, column.rules_for(request), &is_match);
         }
         if let Some(prefixes) = &self.prefixes {
-            best = first_by_prefix(prefixes, request.path, best, &is_match);
+            best = find_by_prefix(prefixes, request.path, best, &is_match);
         }
-        best = first_before(best, &self.unconditional, &is_match);
+        best = find_before(best, &self.unconditional, &is_match);
         (best != usize::MAX).then_some(best)
     }
 
@@ -180,15 +181,15 @@ impl RuleIndex {
         is_match: impl Fn(usize) -> bool,
     ) -> Option<usize> {
         if keys.matches_any_path() {
-            return (0..self.rules).find(|position| is_match(*position));
+            return (0..self.rule_count).find(|position| is_match(*position));
         }
-        self.search_lists(keys, |best, positions| first_before(best, positions, &is_match))
+        self.search_lists(keys, |best, positions| find_before(best, positions, &is_match))
     }
 
     /// Returns all candidate rules in order, a superset of the matching ones.
     pub(crate) fn candidates(&self, keys: LookupKeys<'_>) -> RulePositions<'_> {
         if keys.matches_any_path() {
-            return RulePositions::all_rules(self.rules);
+            return RulePositions::all_rules(self.rule_count);
         }
         let mut positions = RulePositions::empty();
         self.for_each_list(keys, |list| positions.add_list(list));
@@ -204,7 +205,7 @@ impl RuleIndex {
     }
 
     /// Returns the first of these candidates that matches. `candidates` are positions in ascending order.
-    pub(crate) fn first_of(
+    pub(crate) fn first_match_among(
         &self,
         candidates: &[usize],
         keys: LookupKeys<'_>,
@@ -227,16 +228,16 @@ impl RuleIndex {
         })
     }
 
-    /// Returns the first rule found by `first_before`, which is called for each matching list with the best
+    /// Returns the first rule found by `find_before`, which is called for each matching list with the best
     /// rule so far.
     #[inline]
     fn search_lists(
         &self,
         keys: LookupKeys<'_>,
-        first_before: impl Fn(usize, &[usize]) -> usize,
+        find_before: impl Fn(usize, &[usize]) -> usize,
     ) -> Option<usize> {
         let mut best = usize::MAX;
-        self.for_each_list(keys, |positions| best = first_before(best, positions));
+        self.for_each_list(keys, |positions| best = find_before(best, positions));
         (best != usize::MAX).then_some(best)
     }
 
@@ -258,16 +259,16 @@ impl RuleIndex {
                     prefixes.for_each_prefix(keys.request.path, |list| on_list(list));
                 }
             }
-            Some(variant) => {
+            Some(variants) => {
                 for column in &self.columns {
-                    column.for_each_interpreted(keys, variant, &mut on_list);
+                    column.for_each_interpreted(keys, variants, &mut on_list);
                 }
                 if let Some(prefixes) = &self.prefixes {
-                    let path = variant.normalized_path(keys.request.path);
+                    let path = variants.normalized_path(keys.request.path);
                     prefixes.for_each_interpreted(path, |list| on_list(list));
                 }
-                if variant.is_ambiguous() {
-                    self.for_each_alternative(variant, &mut on_list);
+                if variants.is_ambiguous() {
+                    self.for_each_alternative(variants, &mut on_list);
                 }
             }
         }
@@ -279,15 +280,15 @@ impl RuleIndex {
     #[inline(never)]
     fn for_each_alternative<'a>(
         &'a self,
-        variant: &PathVariants,
+        variants: &PathVariants,
         on_list: &mut dyn FnMut(&'a [usize]),
     ) {
         let paths =
             self.columns.iter().filter(|column| matches!(column.key, IndexedAttribute::Path));
-        for (path, variant) in variant.alternative_readings() {
-            paths.clone().for_each(|column| column.for_each_path_form(path, variant, on_list));
+        for (path, variants) in variants.alternative_readings() {
+            paths.clone().for_each(|column| column.for_each_path_form(path, variants, on_list));
             if let Some(prefixes) = &self.prefixes {
-                prefixes.for_each_interpreted(variant.normalized_path(path), |list| on_list(list));
+                prefixes.for_each_interpreted(variants.normalized_path(path), |list| on_list(list));
             }
         }
     }
@@ -296,7 +297,7 @@ impl RuleIndex {
 /// Returns the first of these positions, in order, that precedes the best so far and matches; otherwise the
 /// best so far (initially `usize::MAX`).
 #[inline]
-pub(crate) fn first_before(
+pub(crate) fn find_before(
     best: usize,
     positions: &[usize],
     is_match: impl Fn(usize) -> bool,
@@ -305,22 +306,22 @@ pub(crate) fn first_before(
     earlier.find(|position| is_match(*position)).unwrap_or(best)
 }
 
-/// Does the same for all rules with a prefix of this path.
+/// Returns the first matching position like [`find_before`], over the rules of all prefixes of this path.
 #[inline]
-fn first_by_prefix(
+fn find_by_prefix(
     prefixes: &PrefixIndex<Vec<usize>>,
     path: &str,
     best: usize,
     is_match: &impl Fn(usize) -> bool,
 ) -> usize {
     let mut best = best;
-    prefixes.for_each_prefix(path, |positions| best = first_before(best, positions, is_match));
+    prefixes.for_each_prefix(path, |positions| best = find_before(best, positions, is_match));
     best
 }
 
-/// True if this number of rules is faster to look up than to evaluate one by one.
-pub(crate) fn needs_index(rules: usize) -> bool {
-    rules > MAX_UNINDEXED_RULES
+/// True if this number of rules is faster to look up in an index than to evaluate one by one.
+pub(crate) fn needs_index(count: usize) -> bool {
+    count > MAX_UNINDEXED_RULES
 }
 
 /// Returns the most selective attributes, in descending order; ties keep the original order.
@@ -360,12 +361,12 @@ impl Column {
     fn for_each_interpreted<'a>(
         &'a self,
         keys: LookupKeys<'_>,
-        variant: &PathVariants,
+        variants: &PathVariants,
         on_list: &mut dyn FnMut(&'a [usize]),
     ) {
         let request = keys.request;
         match &self.key {
-            IndexedAttribute::Path => self.for_each_path_form(request.path, variant, on_list),
+            IndexedAttribute::Path => self.for_each_path_form(request.path, variants, on_list),
             IndexedAttribute::Header { name, .. } if **name == *":authority" => {
                 host_readings(request.authority)
                     .for_each(|host| on_list(self.rules_for_text(&folded_case(&host))));
@@ -373,7 +374,7 @@ impl Column {
             IndexedAttribute::Header { name, repeated, ignores_case } => {
                 debug_assert!(
                     *repeated == RepeatedHeader::Joined && *ignores_case,
-                    "{name} is compared so"
+                    "{name} is compared joined and without case"
                 );
                 if let Some(joined) = request.fields.find_similar(name) {
                     self.for_each_value(|compare| any_value(&joined, compare), on_list);
@@ -383,7 +384,7 @@ impl Column {
                 let named = all_parameters(request.query.unwrap_or_default())
                     .filter(|(encoded, _)| may_be_named(encoded, name));
                 for (_, value) in named {
-                    for value in may_be_values(value) {
+                    for value in possible_values(value) {
                         self.for_each_value(|compare| any_listed_value(&value, compare), on_list);
                     }
                 }
@@ -402,36 +403,38 @@ impl Column {
     fn for_each_path_form<'a>(
         &'a self,
         sent: &str,
-        variant: &PathVariants,
+        variants: &PathVariants,
         on_list: &mut dyn FnMut(&'a [usize]),
     ) {
-        on_list(self.rules_for_text(variant.normalized_path(sent)));
-        for stem in variant.path_stems(sent) {
+        on_list(self.rules_for_text(variants.normalized_path(sent)));
+        for stem in variants.path_stems(sent) {
             on_list(self.rules_for_text(stem));
         }
     }
 
-    /// Calls `on_list` with each list for the values that `any` compares, once per list: a client may repeat a
-    /// value thousands of times. Reports all lists if there are too many values.
+    /// Calls `on_list` with each list for the values that `compare_values` passes to its argument, once per
+    /// list: a client may repeat a value thousands of times. If there are too many values, calls it with all
+    /// lists.
     fn for_each_value<'a>(
         &'a self,
-        any: impl FnOnce(&mut dyn FnMut(&str) -> bool) -> bool,
+        compare_values: impl FnOnce(&mut dyn FnMut(&str) -> bool) -> bool,
         on_list: &mut dyn FnMut(&'a [usize]),
     ) {
         let mut reported = FxHashSet::default();
-        let are_too_many = any(&mut |value| {
+        let has_too_many_values = compare_values(&mut |value| {
             let rules = self.rules_for_text(&folded_case(value));
             if !rules.is_empty() && reported.insert(rules.as_ptr()) {
                 on_list(rules);
             }
             false
         });
-        if are_too_many {
+        if has_too_many_values {
             self.rules.values().for_each(|rules| on_list(rules));
         }
     }
 
-    /// Separate, so that the most frequent lookup is inlined.
+    /// Returns the rules for the value of an attribute other than a header. Separate, so that the lookup of
+    /// headers, the most frequent one, is inlined.
     #[inline(never)]
     fn rules_except_headers(&self, request: &RequestView<'_>) -> Option<&Vec<usize>> {
         match &self.key {
@@ -476,7 +479,7 @@ pub(crate) fn lowercase_text(value: &str) -> Cow<'_, str> {
 
 /// The maximum number of indexed attributes: each costs a lookup per request.
 const MAX_COLUMNS: usize = 8;
-/// Up to this number, rules are evaluated one by one.
+/// The maximum number of rules that are evaluated one by one, without an index.
 const MAX_UNINDEXED_RULES: usize = if cfg!(test) { 2 } else { 16 };
 
 #[cfg(test)]
@@ -485,7 +488,7 @@ mod tests {
 
     use super::*;
 
-    fn header_is(name: &str, text: &str) -> IndexCondition {
+    fn header_condition(name: &str, text: &str) -> IndexCondition {
         let key = IndexedAttribute::Header {
             name: name.into(),
             repeated: RepeatedHeader::Joined,
@@ -507,25 +510,31 @@ mod tests {
             fields: &fields,
         };
         let count = Cell::new(0);
-        let found = lookup.first_match(&request, |_| {
+        let first_rule = lookup.first_match(&request, |_| {
             count.set(count.get() + 1);
             true
         });
-        (found, count.get())
+        (first_rule, count.get())
     }
 
     #[test]
     fn ten_thousand_rules_cost_no_more_evaluations_than_ten() {
         for rules in [10, 10_000] {
-            let texts = |n: usize| format!("u-{n}");
+            let user_name = |n: usize| format!("u-{n}");
             for kind in 0..4 {
                 let index_condition = |n: usize| match kind {
                     // All of them share another condition.
-                    0 => vec![header_is("x-all", "1"), header_is("x-user", &texts(n))],
-                    1 => vec![(IndexedAttribute::Query("user".into()), vec![texts(n).into()])],
-                    2 => vec![(IndexedAttribute::Path, vec![format!("/{}", texts(n)).into()])],
+                    0 => vec![
+                        header_condition("x-all", "1"),
+                        header_condition("x-user", &user_name(n)),
+                    ],
+                    1 => vec![(IndexedAttribute::Query("user".into()), vec![user_name(n).into()])],
+                    2 => vec![(IndexedAttribute::Path, vec![format!("/{}", user_name(n)).into()])],
                     _ => {
-                        vec![(IndexedAttribute::PathPrefix, vec![format!("/{}", texts(n)).into()])]
+                        vec![(
+                            IndexedAttribute::PathPrefix,
+                            vec![format!("/{}", user_name(n)).into()],
+                        )]
                     }
                 };
                 let lookup =
@@ -543,9 +552,9 @@ mod tests {
 
     #[test]
     fn a_rule_without_conditions_is_evaluated_in_order() {
-        let lookup = RuleIndex::from_rules(&[vec![], vec![header_is("x", "1")], vec![]]);
+        let lookup = RuleIndex::from_rules(&[vec![], vec![header_condition("x", "1")], vec![]]);
         assert_eq!(look_up(&lookup, "/", &[("x", "1")]).0, Some(0));
-        let lookup = RuleIndex::from_rules(&[vec![header_is("x", "1")], vec![]]);
+        let lookup = RuleIndex::from_rules(&[vec![header_condition("x", "1")], vec![]]);
         assert_eq!(look_up(&lookup, "/", &[("x", "1")]), (Some(0), 1));
         assert_eq!(look_up(&lookup, "/", &[("x", "2")]), (Some(1), 1));
     }

@@ -9,7 +9,7 @@ use leno_model::{Endpoint, EndpointId};
 use crate::compiled_snapshot::{CompiledPort, CompiledSnapshot};
 use crate::request::RequestView;
 use crate::route::{CompiledRouteRule, RouteChoice};
-use crate::session_persistence::{CompiledPersistence, EndpointNames};
+use crate::session_persistence::{CompiledPersistence, EndpointNumbers};
 
 /// A request under session persistence: its endpoint, and the response field for its client.
 #[derive(Debug, Clone)]
@@ -17,7 +17,7 @@ pub struct SessionAffinity {
     persistence: Arc<CompiledPersistence>,
     /// The endpoint of the session, and the start of the session.
     session: Option<(Arc<Endpoint>, Duration)>,
-    /// The path of a cookie.
+    /// The path of the cookie, if the value is sent in a cookie.
     path: Box<str>,
 }
 
@@ -62,7 +62,7 @@ impl SessionAffinity {
         let value = persistence.session_value(request, now);
         let selected = value.and_then(|value| {
             let find = |names, endpoints| persistence.find_endpoint(names, endpoints, value);
-            let (index, endpoint) = endpoint_of(rule, snapshot, is_healthy, find)?;
+            let (index, endpoint) = find_backend_endpoint(rule, snapshot, is_healthy, find)?;
             Some((index, (endpoint, value.started)))
         });
         if let Some(session_choice) =
@@ -78,10 +78,10 @@ impl SessionAffinity {
     /// Returns the endpoint of the session, if it is among these.
     #[must_use]
     pub fn find_endpoint<'a>(&self, endpoints: &'a [Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>> {
-        let (selected, _) = self.session.as_ref()?;
+        let (session_endpoint, _) = self.session.as_ref()?;
         // Usually the endpoints are from the same snapshot.
-        let same_object = endpoints.iter().find(|endpoint| Arc::ptr_eq(endpoint, selected));
-        same_object.or_else(|| endpoints.iter().find(|endpoint| endpoint.id == selected.id))
+        let same_object = endpoints.iter().find(|endpoint| Arc::ptr_eq(endpoint, session_endpoint));
+        same_object.or_else(|| endpoints.iter().find(|endpoint| endpoint.id == session_endpoint.id))
     }
 
     /// Returns the endpoint of the session, regardless of its availability.
@@ -106,16 +106,16 @@ impl SessionAffinity {
     }
 }
 
-/// Returns the first backend of a rule with a matching endpoint, and the endpoint.
-fn endpoint_of<'a>(
+/// Returns the index of the first backend with a healthy endpoint that `find` returns, and the endpoint.
+fn find_backend_endpoint<'a>(
     rule: &CompiledRouteRule,
     snapshot: &'a CompiledSnapshot,
     is_healthy: impl Fn(&CompiledPort, &Arc<Endpoint>) -> bool,
-    find: impl Fn(&'a EndpointNames, &'a [Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>>,
+    find: impl Fn(&'a EndpointNumbers, &'a [Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>>,
 ) -> Option<(usize, Arc<Endpoint>)> {
     rule.backends.iter().enumerate().find_map(|(index, backend)| {
         let port = snapshot.service(&backend.service)?.ports.get(&backend.port)?;
-        let endpoint = find(&port.names, &port.endpoints)?;
+        let endpoint = find(&port.endpoint_numbers, &port.endpoints)?;
         is_healthy(port, endpoint).then(|| (index, endpoint.clone()))
     })
 }

@@ -32,13 +32,13 @@ pub struct CompiledPersistence {
 }
 
 impl CompiledPersistence {
-    /// Compiles the persistence of a rule, if any. `number` is the index of the rule in its route.
-    pub(crate) fn from_rule(rule: &RouteRule, number: usize) -> Option<Self> {
+    /// Compiles the persistence of a rule, if any. `rule_number` is the index of the rule in its route.
+    pub(crate) fn from_rule(rule: &RouteRule, rule_number: usize) -> Option<Self> {
         let persistence = rule.actions.persistence.as_ref()?;
         let route = format!("{} {}", rule.kind.as_str(), rule.route);
         let name = match &persistence.name {
             Some(name) => name.clone(),
-            None => format!("leno-{:016x}", hash(NAME_SALT, &format!("{route} {number}"))),
+            None => format!("leno-{:016x}", hash(NAME_SALT, &format!("{route} {rule_number}"))),
         };
         let mut paths: Vec<Box<str>> = match &persistence.path {
             Some(_) => Vec::new(),
@@ -70,11 +70,11 @@ impl CompiledPersistence {
                 cookie_value(request, &self.name)
             }
         };
-        let value = PersistenceValue::read(&value?)?;
+        let value = PersistenceValue::parse(&value?)?;
         let age = |since: Option<u64>| {
             let since = Duration::from_millis(since?);
             // Clocks differ slightly; a value from the far future is forged, and would never expire.
-            (since <= now + MAX_SKEW).then(|| now.saturating_sub(since))
+            (since <= now + MAX_CLOCK_SKEW).then(|| now.saturating_sub(since))
         };
         let (session_age, idle_time) = (age(value.started), age(value.last_sent));
         let is_expired =
@@ -87,11 +87,11 @@ impl CompiledPersistence {
     /// Returns the endpoint of a port that a value identifies.
     pub(crate) fn find_endpoint<'a>(
         &self,
-        names: &EndpointNames,
+        endpoint_numbers: &EndpointNumbers,
         endpoints: &'a [Arc<Endpoint>],
         value: PresentedValue,
     ) -> Option<&'a Arc<Endpoint>> {
-        names.find_endpoint(endpoints, value.number ^ self.salt)
+        endpoint_numbers.find_endpoint(endpoints, value.number ^ self.salt)
     }
 
     /// Returns the response field that identifies the endpoint to the client; `None` if the client already has
@@ -109,7 +109,7 @@ impl CompiledPersistence {
         let is_limited = rule.absolute.is_some() || rule.idle.is_some();
         let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let value = PersistenceValue {
-            number: number_of(responding_endpoint) ^ self.salt,
+            number: endpoint_number(responding_endpoint) ^ self.salt,
             started: is_limited.then(|| milliseconds(started)),
             last_sent: is_limited.then(|| milliseconds(now)),
         };
@@ -120,16 +120,16 @@ impl CompiledPersistence {
             PersistenceType::Cookie => None,
             PersistenceType::LastingCookie => rule.absolute,
         };
-        let mut text = format!("{name}={}; Path={path}", value.encode());
+        let mut cookie = format!("{name}={}; Path={path}", value.encode());
         if let Some(max_age_limit) = max_age {
             let remaining = max_age_limit.saturating_sub(now.saturating_sub(started));
             let remaining = remaining.as_secs() + u64::from(remaining.subsec_nanos() > 0);
-            text.push_str(&format!("; Max-Age={remaining}"));
+            cookie.push_str(&format!("; Max-Age={remaining}"));
         }
-        text.push_str("; HttpOnly");
-        text.push_str(if is_tls { "; Secure" } else { "" });
-        text.push_str("; SameSite=Strict");
-        Some((Cow::Borrowed("set-cookie"), text))
+        cookie.push_str("; HttpOnly");
+        cookie.push_str(if is_tls { "; Secure" } else { "" });
+        cookie.push_str("; SameSite=Strict");
+        Some((Cow::Borrowed("set-cookie"), cookie))
     }
 
     /// Returns the path of a cookie: that of the rule, or the longest path of its matches that is a prefix of
@@ -139,8 +139,8 @@ impl CompiledPersistence {
             return path;
         }
         let is_prefix = |path: &str| {
-            let rest = request.path.strip_prefix(path.trim_end_matches('/'));
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            let remainder = request.path.strip_prefix(path.trim_end_matches('/'));
+            remainder.is_some_and(|remainder| remainder.is_empty() || remainder.starts_with('/'))
         };
         self.paths.iter().find(|path| is_prefix(path)).map_or("/", |path| path)
     }
@@ -148,20 +148,20 @@ impl CompiledPersistence {
 
 /// The endpoints of a port by number; built on first use, and only for rules with persistence.
 #[derive(Debug, Default)]
-pub struct EndpointNames(OnceLock<FxHashMap<u64, usize>>);
+pub struct EndpointNumbers(OnceLock<FxHashMap<u64, usize>>);
 
-impl EndpointNames {
+impl EndpointNumbers {
     /// Returns the endpoint with this number; the endpoints of the port never change.
     fn find_endpoint<'a>(
         &self,
         endpoints: &'a [Arc<Endpoint>],
         number: u64,
     ) -> Option<&'a Arc<Endpoint>> {
-        let names = self.0.get_or_init(|| {
+        let endpoint_numbers = self.0.get_or_init(|| {
             let indexed = endpoints.iter().enumerate();
-            indexed.map(|(index, endpoint)| (number_of(&endpoint.id), index)).collect()
+            indexed.map(|(index, endpoint)| (endpoint_number(&endpoint.id), index)).collect()
         });
-        endpoints.get(*names.get(&number)?)
+        endpoints.get(*endpoint_numbers.get(&number)?)
     }
 }
 
@@ -185,20 +185,20 @@ struct PersistenceValue {
 }
 
 impl PersistenceValue {
-    fn read(text: &str) -> Option<Self> {
-        let mut parts = text.split('.');
-        let hexadecimal = |part: &str| {
-            let is_valid = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_hexdigit());
-            is_valid.then(|| u64::from_str_radix(part, 16).ok()).flatten()
+    fn parse(text: &str) -> Option<Self> {
+        let mut fields = text.split('.');
+        let hexadecimal = |field: &str| {
+            let is_valid = !field.is_empty() && field.bytes().all(|byte| byte.is_ascii_hexdigit());
+            is_valid.then(|| u64::from_str_radix(field, 16).ok()).flatten()
         };
-        let number = parts.next().filter(|part| part.len() == 16).and_then(hexadecimal)?;
-        let (started, last_sent) = match (parts.next(), parts.next()) {
+        let number = fields.next().filter(|field| field.len() == 16).and_then(hexadecimal)?;
+        let (started, last_sent) = match (fields.next(), fields.next()) {
             (None, _) => (None, None),
             (Some(started), last_sent) => {
                 (Some(hexadecimal(started)?), Some(hexadecimal(last_sent?)?))
             }
         };
-        parts.next().is_none().then_some(Self { number, started, last_sent })
+        fields.next().is_none().then_some(Self { number, started, last_sent })
     }
 
     fn encode(self) -> String {
@@ -212,7 +212,7 @@ impl PersistenceValue {
 }
 
 /// Returns the number of an endpoint, equal on every machine and in every version.
-fn number_of(endpoint: &EndpointId) -> u64 {
+fn endpoint_number(endpoint: &EndpointId) -> u64 {
     let EndpointId { service, port, workload } = endpoint;
     hash(ENDPOINT_SALT, &format!("{service} {port} {workload}"))
 }
@@ -242,19 +242,21 @@ fn literal_elements(pattern: &str) -> &str {
     }
 }
 
-/// Drops the last element, which may be partial.
+/// Returns a path without its last element, which may be partial.
 fn whole_elements(path: &str) -> &str {
     match path.rfind('/') {
-        Some(end @ 1..) => path.get(..end).unwrap_or("/"),
+        Some(last_slash @ 1..) => path.get(..last_slash).unwrap_or("/"),
         _ => "/",
     }
 }
 
 /// The maximum clock difference between two sidecars.
-const MAX_SKEW: Duration = Duration::from_secs(60);
-/// The salts are the first bytes of the fraction of pi. Each kind of number has its own.
+const MAX_CLOCK_SKEW: Duration = Duration::from_secs(60);
+/// The salt of endpoint numbers. The three salts are the first bytes of the fraction of pi.
 const ENDPOINT_SALT: u64 = 0x243f_6a88_85a3_08d3;
+/// The salt of rule salts.
 const RULE_SALT: u64 = 0x1319_8a2e_0370_7344;
+/// The salt of default cookie names.
 const NAME_SALT: u64 = 0xa409_3822_299f_31d0;
 
 #[cfg(test)]

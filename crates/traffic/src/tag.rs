@@ -94,7 +94,7 @@ impl CompiledTagRules {
             CallerInstances::from_preferences(members, &compiled.by_caller)
         });
         let instances_by_set = instances_by_set.collect();
-        let count = rules.rules.len() + rules.by_caller.len();
+        let count = rules.rules.len() + rules.caller_rules.len();
         let match_slots = unchanged.map_or_else(
             || (0..count).map(|_| MatchSlot::default()).collect(),
             |unchanged| Arc::clone(&unchanged.match_slots),
@@ -114,20 +114,20 @@ impl CompiledTagRules {
         request: &RequestView<'_>,
         random: &mut impl RandomChoice,
     ) -> TagDecision<'_> {
-        match self.compiled.rule_for(request) {
+        match self.compiled.find_rule(request) {
             Some(rule) => {
-                let set = self.set_for_rule(rule, request, random);
+                let set = self.select_set(rule, request, random);
                 self.build_decision(Some(rule.index), set, random)
             }
             None => {
-                let set = self.first_with_instances(self.compiled.unmatched_sets(request));
+                let set = self.find_set_with_instances(self.compiled.unmatched_sets(request));
                 self.build_decision(None, set, random)
             }
         }
     }
 
     /// Selects instances for an opaque connection, to which rules by request do not apply.
-    pub fn without_request(&self, random: &mut impl RandomChoice) -> TagDecision<'_> {
+    pub fn choose_without_request(&self, random: &mut impl RandomChoice) -> TagDecision<'_> {
         self.build_decision(None, Some(ALL_INSTANCES), random)
     }
 
@@ -136,7 +136,7 @@ impl CompiledTagRules {
         &self,
         decision: &TagDecision<'_>,
     ) -> impl Iterator<Item = (&RuleOrigin, &MatchSlot)> {
-        let TagRules { rules, by_caller, .. } = &*self.source;
+        let TagRules { rules, caller_rules: by_caller, .. } = &*self.source;
         let rule = decision
             .rule
             .and_then(|index| Some((&rules.get(index)?.origin, self.match_slots.get(index)?)));
@@ -146,36 +146,35 @@ impl CompiledTagRules {
         rule.into_iter().chain(caller_rule)
     }
 
-    /// Returns the rules.
+    /// Returns the tag rules that were compiled.
     #[must_use]
     pub fn rules(&self) -> &TagRules {
         &self.source
     }
 
     /// Returns the set that a rule selects; `None` if no instance remains.
-    fn set_for_rule(
+    fn select_set(
         &self,
         rule: &CompiledTagRule,
         request: &RequestView<'_>,
         random: &mut impl RandomChoice,
     ) -> Option<SetId> {
-        let sticky = rule.sticky_point(request);
-        let target = rule.split.choose_target(ChoicePurpose::Route, sticky, random);
+        let sticky_point = rule.sticky_point(request);
+        let target = rule.split.choose_target(ChoicePurpose::Route, sticky_point, random);
         let available = target.filter(|(_, set)| self.has_instances(*set));
         let is_spill = target.is_some_and(|(index, _)| rule.split.spill_target == Some(index));
         if let (Some((_, set)), true) = (available, !is_spill || rule.fallback.is_none()) {
             return Some(set);
         }
-        let fallback = rule
-            .fallback
-            .as_ref()
-            .and_then(|fallback| fallback.choose_target(ChoicePurpose::Fallback, sticky, random));
+        let fallback = rule.fallback.as_ref().and_then(|fallback| {
+            fallback.choose_target(ChoicePurpose::Fallback, sticky_point, random)
+        });
         let fallback = fallback.map(|(_, set)| set).filter(|set| self.has_instances(*set));
         let selected = fallback.or(available.map(|(_, set)| set));
-        selected.or_else(|| self.first_with_instances(&rule.fallback_policy))
+        selected.or_else(|| self.find_set_with_instances(&rule.fallback_policy))
     }
 
-    fn first_with_instances(&self, sets: &[SetId]) -> Option<SetId> {
+    fn find_set_with_instances(&self, sets: &[SetId]) -> Option<SetId> {
         sets.iter().copied().find(|set| self.has_instances(*set))
     }
 
@@ -189,7 +188,7 @@ impl CompiledTagRules {
         set: Option<SetId>,
         random: &mut impl RandomChoice,
     ) -> TagDecision<'_> {
-        // If the port has no instance at all, the decision is the set of all: tags are not the cause.
+        // If the port has no instance at all, the set of all instances is selected: tags are not the cause.
         let is_port_empty = !self.has_instances(ALL_INSTANCES);
         let selected = set.or(is_port_empty.then_some(ALL_INSTANCES)).and_then(|set| {
             let instances = self.instances_by_set.get(set)?;
@@ -252,29 +251,32 @@ impl CallerInstances {
 
 /// Returns the fallbacks for the case that no instance of the first preference is healthy: the instances of the
 /// following preferences that yield, and finally all instances; `None` if the first does not yield.
-fn fallback_lists(preferences: &[CompiledCallerRule], all: &Endpoints) -> Option<Arc<[Endpoints]>> {
+fn fallback_lists(
+    preferences: &[CompiledCallerRule],
+    all_endpoints: &Endpoints,
+) -> Option<Arc<[Endpoints]>> {
     preferences.first().filter(|first| first.yields)?;
-    let applies = |(previous, next): (&CompiledCallerRule, &CompiledCallerRule)| {
+    let is_tried_next = |(previous, next): (&CompiledCallerRule, &CompiledCallerRule)| {
         previous.continues && next.yields
     };
     let pairs = preferences.iter().zip(preferences.iter().skip(1));
-    let following = pairs.take_while(|pair| applies(*pair)).map(|(_, next)| next);
-    let lists =
-        following.flat_map(|rule| rule.sets.iter().map(|set| rule.accepted_endpoints(set, all)));
-    let narrowed = lists.filter(|list| !Arc::ptr_eq(list, all));
-    Some(narrowed.chain([Arc::clone(all)]).collect())
+    let following = pairs.take_while(|pair| is_tried_next(*pair)).map(|(_, next)| next);
+    let lists = following
+        .flat_map(|rule| rule.sets.iter().map(|set| rule.accepted_endpoints(set, all_endpoints)));
+    let narrowed = lists.filter(|list| !Arc::ptr_eq(list, all_endpoints));
+    Some(narrowed.chain([Arc::clone(all_endpoints)]).collect())
 }
 
 impl CompiledCallerRule {
     /// Returns the preferred instances, or all instances if the preferred ones are too few.
-    fn accepted_endpoints(&self, set: &InstanceSet, all: &Endpoints) -> Endpoints {
-        let preferred = set.members_of(all);
-        let (count, total) = (preferred.len() as u64, all.len() as u64);
+    fn accepted_endpoints(&self, set: &InstanceSet, all_endpoints: &Endpoints) -> Endpoints {
+        let preferred = set.members_of(all_endpoints);
+        let (count, total) = (preferred.len() as u64, all_endpoints.len() as u64);
         let is_enough =
             total < u64::from(self.min_total) || count * 100 >= total * u64::from(self.min_percent);
         match is_enough && count > 0 {
             true => preferred,
-            false => Arc::clone(all),
+            false => Arc::clone(all_endpoints),
         }
     }
 }

@@ -2,14 +2,15 @@
 
 use leno_model::{TcpRule, WeightedBackend};
 
-use crate::route::by_weight;
+use crate::route::select_by_weight;
 
 /// Returns the backend of a connection; `None` if no backend has a weight, or no grant permits the selected
 /// one. `random` is a uniform random number.
 #[must_use]
-pub fn tcp_backend(rule: &TcpRule, random: u64) -> Option<&WeightedBackend> {
+pub fn select_tcp_backend(rule: &TcpRule, random: u64) -> Option<&WeightedBackend> {
     let total = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum::<u64>();
-    let (_, backend) = by_weight(&rule.backends, total + u64::from(rule.ungranted_weight), random)?;
+    let (_, backend) =
+        select_by_weight(&rule.backends, total + u64::from(rule.ungranted_weight), random)?;
     Some(backend)
 }
 
@@ -31,12 +32,13 @@ mod tests {
             ungranted_weight,
         };
         for (rule, expected) in [
-            (rule(&[("one", 1), ("none", 0), ("two", 2)], 1), "one two two nobody one"),
-            (rule(&[("none", 0)], 0), "nobody nobody nobody nobody nobody"),
-            (rule(&[], 0), "nobody nobody nobody nobody nobody"),
+            (rule(&[("one", 1), ("none", 0), ("two", 2)], 1), "one two two rejected one"),
+            (rule(&[("none", 0)], 0), "rejected rejected rejected rejected rejected"),
+            (rule(&[], 0), "rejected rejected rejected rejected rejected"),
         ] {
             let selected = (0..5).map(|random| {
-                tcp_backend(&rule, random).map_or("nobody", |backend| backend.service.name.as_str())
+                select_tcp_backend(&rule, random)
+                    .map_or("rejected", |backend| backend.service.name.as_str())
             });
             assert_eq!(selected.collect::<Vec<_>>().join(" "), expected);
         }

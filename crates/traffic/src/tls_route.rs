@@ -3,7 +3,7 @@
 use leno_model::{HostPattern, PortConfig, TlsRule, WeightedBackend};
 use rustc_hash::FxHashMap;
 
-use crate::route::by_weight;
+use crate::route::select_by_weight;
 
 /// The compiled TLS routes of one service port.
 ///
@@ -60,11 +60,11 @@ impl TlsRoutes {
         if self.is_trivial() {
             return TlsChoice::Direct;
         }
-        let Some(rule) = server_name.and_then(|name| self.rule_for(name)) else {
+        let Some(rule) = server_name.and_then(|name| self.find_rule(name)) else {
             return TlsChoice::NoRoute;
         };
         let total: u64 = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum();
-        match by_weight(&rule.backends, total + u64::from(rule.ungranted_weight), random) {
+        match select_by_weight(&rule.backends, total + u64::from(rule.ungranted_weight), random) {
             Some((_, backend)) => TlsChoice::To { rule, backend },
             None => TlsChoice::InvalidBackend { rule },
         }
@@ -72,7 +72,7 @@ impl TlsRoutes {
 
     /// Returns the rule for a server name. Names are compared case-insensitively (RFC 6066 §3); clients send
     /// them without a final dot.
-    fn rule_for(&self, server_name: &str) -> Option<&TlsRule> {
+    fn find_rule(&self, server_name: &str) -> Option<&TlsRule> {
         let name = server_name.to_ascii_lowercase();
         let mut index = self.exact.get(name.as_str());
         let mut remaining = name.as_str();
@@ -92,7 +92,7 @@ pub enum TlsChoice<'a> {
     /// A rule matched, and its backend was selected. The session fails if the mesh does not contain the
     /// backend.
     To {
-        /// The rule.
+        /// The matching rule.
         rule: &'a TlsRule,
         /// The selected backend.
         backend: &'a WeightedBackend,
@@ -101,7 +101,7 @@ pub enum TlsChoice<'a> {
     NoRoute,
     /// The matching rule has no backend with a weight, or the selected one does not exist.
     InvalidBackend {
-        /// The rule.
+        /// The matching rule.
         rule: &'a TlsRule,
     },
 }
@@ -145,7 +145,7 @@ mod tests {
                 format!("{} {}", rule.route.name, backend.service.name)
             }
             TlsChoice::NoRoute => "none".to_owned(),
-            TlsChoice::InvalidBackend { rule } => format!("{} nobody", rule.route.name),
+            TlsChoice::InvalidBackend { rule } => format!("{} rejected", rule.route.name),
         }
     }
 
@@ -153,9 +153,9 @@ mod tests {
     fn the_share_of_ungranted_backends_is_rejected() {
         let rule = TlsRule { ungranted_weight: 3, ..tls_rule("a", &["a.b"], &[("web", 1)]) };
         let routes = compile_routes(vec![rule]);
-        let reached =
+        let is_forwarded =
             |random| matches!(routes.choose_backend(Some("a.b"), random), TlsChoice::To { .. });
-        assert_eq!((0..8).filter(|random| reached(*random)).count(), 2);
+        assert_eq!((0..8).filter(|random| is_forwarded(*random)).count(), 2);
     }
 
     #[test]
@@ -175,7 +175,7 @@ mod tests {
             (Some("example.com"), "b example"),
             (Some("other.com"), "a com"),
             (Some("com"), "none"),
-            (Some("empty.org"), "e nobody"),
+            (Some("empty.org"), "e rejected"),
             (Some("example.org"), "none"),
             (Some(""), "none"),
             (Some("."), "none"),
@@ -197,7 +197,7 @@ mod tests {
         let routes = compile_routes(vec![tls_rule("a", &["a.com"], &[("one", 1), ("three", 3)])]);
         let backend_for = |random| match routes.choose_backend(Some("a.com"), random) {
             TlsChoice::To { backend, .. } => backend.service.name.to_string(),
-            other => panic!("{other:?}"),
+            choice => panic!("{choice:?}"),
         };
         assert_eq!([0, 1, 2, 3, 4].map(backend_for), ["one", "three", "three", "three", "one"]);
     }

@@ -98,8 +98,8 @@ impl PortTrafficPolicy {
     /// defaults for a port without its own.
     #[must_use]
     pub fn for_forwarded(called: &Self, own: Option<&Arc<Self>>) -> Arc<Self> {
-        let none = Self::default();
-        let port: &Self = own.map_or(&none, |own| own);
+        let no_policies = Self::default();
+        let port: &Self = own.map_or(&no_policies, |own| own);
         let combined = Self {
             outlier_detection: port
                 .outlier_detection
@@ -150,7 +150,7 @@ impl PortTrafficPolicy {
 
     /// True if a policy depends on the results or the endpoints of attempts.
     #[must_use]
-    pub const fn is_watchful(&self) -> bool {
+    pub const fn observes_attempts(&self) -> bool {
         let Self { outlier_detection, breaker, called, balancing, .. } = self;
         outlier_detection.is_some() || breaker.is_some() || called.is_some() || balancing.is_some()
     }
@@ -219,8 +219,8 @@ impl LimitedCount {
         let Some(limit) = self.limit else {
             return CountResult::Unlimited;
         };
-        let incremented = |count: u32| (count < limit).then(|| count + 1);
-        match self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, incremented) {
+        let next_count = |count: u32| (count < limit).then(|| count + 1);
+        match self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next_count) {
             Ok(_) => CountResult::Counted,
             Err(_) => CountResult::Full,
         }

@@ -43,7 +43,8 @@ impl PathKind {
         Self::from_unusual_path(path)
     }
 
-    /// Separate, so that the usual path needs no stack space for it.
+    /// Classifies a path that is not plain at first sight. Separate, so that the usual path needs no stack space
+    /// for it.
     #[inline(never)]
     fn from_unusual_path(path: &str) -> Self {
         let mut previous = b'/';
@@ -111,16 +112,16 @@ const DOT_SEGMENT_BYTES: [bool; 256] = {
 
 /// The normalized forms of a path, and the alternative readings of it.
 pub(crate) struct PathVariants {
-    paths: Paths,
-    /// True if it has a dot: applications may ignore the following text.
+    paths: PossiblePaths,
+    /// True if the path has a dot: applications may ignore the following text.
     is_dotted: bool,
-    /// Absent if the normalized path equals the path as sent.
+    /// The other forms of the path; absent if the normalized path equals the path as sent.
     unusual: Option<Box<UnusualPath>>,
 }
 
 /// The number of paths that applications may read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Paths {
+enum PossiblePaths {
     /// Only the normalized path.
     One,
     /// Listed alternatives.
@@ -131,8 +132,9 @@ enum Paths {
 
 /// The normalized forms of an unusual path.
 struct UnusualPath {
-    /// Absent for a path without escapes.
+    /// The path with one layer of escapes decoded; absent for a path without escapes.
     decoded: Option<String>,
+    /// The normalized path without element parameters.
     normalized: String,
     /// The normalized path with element parameters, if that differs.
     with_parameters: Option<String>,
@@ -152,27 +154,28 @@ impl PathVariants {
         let has_unusual_end = path.len() > 1 && matches!(previous, b'/' | b'.');
         let is_unusual =
             kinds & CHANGED != 0 || has_unusual_end || (is_dotted && path.contains("./"));
-        let paths = if kind == PathKind::DotSegments { Paths::Any } else { Paths::One };
-        let mut variant = Self { paths, is_dotted, unusual: None };
-        if is_unusual && !variant.is_any_path() {
-            variant.normalize(path);
-            variant.add_alternatives(path);
+        let paths =
+            if kind == PathKind::DotSegments { PossiblePaths::Any } else { PossiblePaths::One };
+        let mut variants = Self { paths, is_dotted, unusual: None };
+        if is_unusual && !variants.is_any_path() {
+            variants.normalize(path);
+            variants.add_alternatives(path);
         }
-        variant.limit_stems(path)
+        variants.limit_stems(path)
     }
 
     /// Normalizes an alternative reading of a path.
     fn from_reading(path: &str) -> Self {
-        let mut variant = Self { paths: Paths::One, is_dotted: false, unusual: None };
-        variant.normalize(path);
-        variant.limit_stems(path)
+        let mut variants = Self { paths: PossiblePaths::One, is_dotted: false, unusual: None };
+        variants.normalize(path);
+        variants.limit_stems(path)
     }
 
     /// Treats a path with too many stems as any path.
     #[inline]
     fn limit_stems(mut self, path: &str) -> Self {
         if self.is_dotted && has_many_stems(self.normalized_path(path)) {
-            self.paths = Paths::Any;
+            self.paths = PossiblePaths::Any;
         }
         self
     }
@@ -185,12 +188,12 @@ impl PathVariants {
             false => Some(Cow::Borrowed(path)),
         };
         let Some(decoded_path) = decoded_path else {
-            self.paths = Paths::Any;
+            self.paths = PossiblePaths::Any;
             return;
         };
         let normalized = normalize_path(&decoded_path, Parameters::Dropped);
         if normalized.has_dot_segments {
-            self.paths = Paths::Any;
+            self.paths = PossiblePaths::Any;
         }
         self.is_dotted = normalized.text.contains('.');
         let with_parameters = decoded_path
@@ -207,40 +210,41 @@ impl PathVariants {
 
     /// Adds the alternative readings of the path.
     fn add_alternatives(&mut self, path: &str) {
-        let Some(unusual) = self.unusual.as_mut().filter(|_| self.paths == Paths::One) else {
+        let Some(unusual) = self.unusual.as_mut().filter(|_| self.paths == PossiblePaths::One)
+        else {
             return;
         };
         let Some(readings) = alternative_readings(path) else {
-            self.paths = Paths::Any;
+            self.paths = PossiblePaths::Any;
             return;
         };
         let readings = readings.into_iter().map(|reading| {
-            let variant = Self::from_reading(&reading);
-            (reading, variant)
+            let variants = Self::from_reading(&reading);
+            (reading, variants)
         });
         unusual.alternatives = readings.collect();
-        if unusual.alternatives.iter().any(|(_, variant)| variant.is_any_path()) {
-            self.paths = Paths::Any;
+        if unusual.alternatives.iter().any(|(_, variants)| variants.is_any_path()) {
+            self.paths = PossiblePaths::Any;
         } else if !unusual.alternatives.is_empty() {
-            self.paths = Paths::Several;
+            self.paths = PossiblePaths::Several;
         }
     }
 
     /// True if applications may read any path.
     pub(crate) fn is_any_path(&self) -> bool {
-        self.paths == Paths::Any
+        self.paths == PossiblePaths::Any
     }
 
     /// True if applications may read another path.
     #[inline]
     pub(crate) fn is_ambiguous(&self) -> bool {
-        self.paths != Paths::One
+        self.paths != PossiblePaths::One
     }
 
     /// Returns the alternative readings, each with its normalized forms.
     pub(crate) fn alternative_readings(&self) -> impl Iterator<Item = (&str, &Self)> {
         let alternatives = self.unusual.iter().flat_map(|unusual| &unusual.alternatives);
-        alternatives.map(|(path, variant)| (path.as_str(), variant))
+        alternatives.map(|(path, variants)| (path.as_str(), variants))
     }
 
     /// True if the normalized path differs from the path as sent.
@@ -255,9 +259,9 @@ impl PathVariants {
     }
 
     /// Returns the normalized path with element parameters.
-    pub(crate) fn with_parameters<'a>(&'a self, sent: &'a str) -> &'a str {
-        let kept = self.unusual.as_ref().and_then(|unusual| unusual.with_parameters.as_deref());
-        kept.unwrap_or_else(|| self.normalized_path(sent))
+    pub(crate) fn path_with_parameters<'a>(&'a self, sent: &'a str) -> &'a str {
+        let path = self.unusual.as_ref().and_then(|unusual| unusual.with_parameters.as_deref());
+        path.unwrap_or_else(|| self.normalized_path(sent))
     }
 
     /// Returns the prefixes of the normalized path that applications may read as the whole path, without a
@@ -269,9 +273,9 @@ impl PathVariants {
         Stems { path, position: 0, is_dotted: false, last_slash: path.rfind('/').unwrap_or(0) }
     }
 
-    /// True if one of the other forms matches. Only regular expressions can distinguish these from the
-    /// normalized path.
-    pub(crate) fn any_other(&self, sent: &str, is_match: impl Fn(&str) -> bool) -> bool {
+    /// True if `is_match` is true for a form of the path other than the normalized one. Only regular expressions
+    /// can distinguish these forms.
+    pub(crate) fn matches_other_form(&self, sent: &str, is_match: impl Fn(&str) -> bool) -> bool {
         let unusual = self.unusual.as_ref();
         let forms = unusual.into_iter().flat_map(|unusual| {
             [Some(sent), unusual.decoded.as_deref(), unusual.with_parameters.as_deref()]
@@ -305,7 +309,7 @@ impl<'a> Iterator for Stems<'a> {
         while let Some(byte) = self.path.as_bytes().get(self.position) {
             let position = self.position;
             self.position += 1;
-            let ends = match byte {
+            let is_stem_end = match byte {
                 b'/' => std::mem::take(&mut self.is_dotted),
                 b'.' => {
                     self.is_dotted = true;
@@ -313,7 +317,7 @@ impl<'a> Iterator for Stems<'a> {
                 }
                 _ => false,
             };
-            if ends {
+            if is_stem_end {
                 return self.path.get(..position);
             }
         }
@@ -343,9 +347,11 @@ fn normalize_host(authority: &str) -> String {
 /// before they resolve `..`.
 #[derive(Debug, Default)]
 struct Element {
-    dots: usize,
+    /// The number of dots.
+    dot_count: usize,
     /// The number of other bytes.
-    others: usize,
+    other_count: usize,
+    /// True if the following bytes belong to a parameter.
     in_parameters: bool,
 }
 
@@ -360,20 +366,20 @@ impl Element {
             }
             b';' => self.in_parameters = true,
             _ if self.in_parameters => {}
-            b'.' => self.dots += 1,
-            _ => self.others += 1,
+            b'.' => self.dot_count += 1,
+            _ => self.other_count += 1,
         }
         false
     }
 
     fn is_dot_segment(&self) -> bool {
-        self.others == 0 && matches!(self.dots, 1 | 2)
+        self.other_count == 0 && matches!(self.dot_count, 1 | 2)
     }
 }
 
-/// A byte that normalization may change.
+/// The kind of bytes that normalization may change.
 const CHANGED: u8 = 1;
-/// A dot.
+/// The kind of a dot.
 const DOT: u8 = 2;
 
 /// The kind of each byte; 0 for bytes that stay as they are.
@@ -416,14 +422,15 @@ mod tests {
 
     #[test]
     fn host_variants_normalize_to_one_host() {
-        for variant in
+        for authority in
             ["admin.shop", "ADMIN.shop", "admin.shop:80", "admin.shop.", "Admin.Shop.:8080"]
         {
-            assert_eq!(normalize_host(variant), "admin.shop", "{variant}");
+            assert_eq!(normalize_host(authority), "admin.shop", "{authority}");
         }
-        for (variant, host) in [("[::1]:80", "[::1]"), ("[::1]", "[::1]"), ("a:b", "a:b"), ("", "")]
+        for (authority, host) in
+            [("[::1]:80", "[::1]"), ("[::1]", "[::1]"), ("a:b", "a:b"), ("", "")]
         {
-            assert_eq!(normalize_host(variant), host, "{variant}");
+            assert_eq!(normalize_host(authority), host, "{authority}");
         }
     }
 
@@ -455,8 +462,8 @@ mod tests {
     #[test]
     fn stems_exclude_formats_and_the_path_info_of_scripts() {
         let stems = |path: &str| {
-            let variant = PathVariants::from_path(path, PathKind::from_path(path));
-            variant.path_stems(path).map(str::to_owned).collect::<Vec<_>>()
+            let variants = PathVariants::from_path(path, PathKind::from_path(path));
+            variants.path_stems(path).map(str::to_owned).collect::<Vec<_>>()
         };
         assert_eq!(stems("/a/b"), Vec::<String>::new());
         assert_eq!(stems("/a/b.json"), ["/a/b"]);
@@ -479,8 +486,8 @@ mod tests {
             (path(MAX_STEM_BYTES).replace('.', "%2E"), true),
             (path(MAX_STEM_BYTES * 4).replace('.', ""), false),
         ] {
-            let variant = PathVariants::from_path(&path, PathKind::from_path(&path));
-            assert_eq!(variant.is_any_path(), may_be_any, "{} bytes", path.len());
+            let variants = PathVariants::from_path(&path, PathKind::from_path(&path));
+            assert_eq!(variants.is_any_path(), may_be_any, "{} bytes", path.len());
         }
     }
 

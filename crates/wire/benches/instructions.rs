@@ -7,7 +7,7 @@
     clippy::allow_attributes_without_reason,
     missing_docs,
     unused_qualifications,
-    reason = "what the macros of gungraun write keeps to none of these"
+    reason = "the code that gungraun's macros generate violates these lints"
 )]
 
 use std::hint::black_box;
@@ -38,7 +38,7 @@ fn parse_response((mut head, out): (ResponseHead, BytesMut)) -> (ResponseHead, B
     (head, out)
 }
 
-// As onto a link.
+// Encodes a request for a link.
 #[library_benchmark(config = measured(662))]
 #[bench::of_a_service(parsed_request())]
 fn encode_request((head, mut out): (RequestHead, BytesMut)) -> (RequestHead, BytesMut) {
@@ -47,7 +47,7 @@ fn encode_request((head, mut out): (RequestHead, BytesMut)) -> (RequestHead, Byt
     (head, out)
 }
 
-// As from a link to a client.
+// Encodes a response from a link for a client.
 #[library_benchmark(config = measured(625))]
 #[bench::of_a_service(parsed_response())]
 fn encode_response((head, mut out): (ResponseHead, BytesMut)) -> (ResponseHead, BytesMut) {
@@ -57,22 +57,22 @@ fn encode_response((head, mut out): (ResponseHead, BytesMut)) -> (ResponseHead, 
 
 // Transfers a request without a body: one frame written, one read.
 #[library_benchmark(config = measured(794))]
-#[bench::of_a_service(Ends::warmed_up())]
-fn link_request(mut ends: Ends) -> Ends {
+#[bench::of_a_service(LinkPair::warmed_up())]
+fn link_request(mut ends: LinkPair) -> LinkPair {
     ends.send_request();
     ends
 }
 
 // Transfers a response with a body of 1 KiB: two frames written, two read.
 #[library_benchmark(config = measured(1_577))]
-#[bench::of_a_service(Ends::with_request())]
-fn link_response(mut ends: Ends) -> Ends {
+#[bench::of_a_service(LinkPair::with_request())]
+fn link_response(mut ends: LinkPair) -> LinkPair {
     ends.send_response();
     ends
 }
 
 library_benchmark_group!(
-    name = stations,
+    name = operations,
     benchmarks = [
         parse_request,
         parse_response,
@@ -83,9 +83,9 @@ library_benchmark_group!(
     ]
 );
 
-gungraun::main!(library_benchmark_groups = stations);
+gungraun::main!(library_benchmark_groups = operations);
 
-/// Fails above 103 % of this count.
+/// Returns a configuration that fails above 103 % of the measured count.
 fn measured(instructions: u64) -> LibraryBenchmarkConfig {
     let limit = instructions + instructions * 3 / 100;
     let mut config = LibraryBenchmarkConfig::default();
@@ -94,34 +94,34 @@ fn measured(instructions: u64) -> LibraryBenchmarkConfig {
     config
 }
 
-/// A head with its allocation, and an output buffer with capacity.
+/// Returns a head with its allocation, and an output buffer with capacity.
 fn parsed_request() -> (RequestHead, BytesMut) {
     let mut head = RequestHead::default();
     head.parse(REQUEST).expect("the request is valid");
-    (head, BytesMut::with_capacity(ROOM_BYTES))
+    (head, BytesMut::with_capacity(BUFFER_BYTES))
 }
 
 fn parsed_response() -> (ResponseHead, BytesMut) {
     let mut head = ResponseHead::default();
     head.parse(RESPONSE, RequestKind::Other).expect("the response is valid");
-    (head, BytesMut::with_capacity(ROOM_BYTES))
+    (head, BytesMut::with_capacity(BUFFER_BYTES))
 }
 
 /// Both ends of a link, each with its received bytes.
-struct Ends {
+struct LinkPair {
     opener: (Link, BytesMut),
     acceptor: (Link, BytesMut),
     events: Vec<LinkEvent>,
 }
 
-impl Ends {
-    /// All buffers have grown to the size that the first streams need.
+impl LinkPair {
+    /// Creates a pair whose buffers have grown to the size that the first streams need.
     fn warmed_up() -> Self {
-        let end =
-            |role| (Link::new(role, LinkLimits::default()), BytesMut::with_capacity(ROOM_BYTES));
+        let new_end =
+            |role| (Link::new(role, LinkLimits::default()), BytesMut::with_capacity(BUFFER_BYTES));
         let mut ends = Self {
-            opener: end(Role::Opener),
-            acceptor: end(Role::Acceptor),
+            opener: new_end(Role::Opener),
+            acceptor: new_end(Role::Acceptor),
             events: Vec::with_capacity(8),
         };
         transfer_output(&mut ends.opener, &mut ends.acceptor, &mut ends.events);
@@ -174,7 +174,7 @@ fn transfer_output(
     }
 }
 
-const ROOM_BYTES: usize = 16 * 1024;
+const BUFFER_BYTES: usize = 16 * 1024;
 
 /// A call between services: from a client library, with tracing.
 const REQUEST: &[u8] = b"GET /reviews/42?limit=10 HTTP/1.1\r\n\
@@ -186,7 +186,7 @@ const REQUEST: &[u8] = b"GET /reviews/42?limit=10 HTTP/1.1\r\n\
     traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n\
     x-request-id: 5f2d7c1e-93a4-4c1b-8d1f-0c8f6b6d2a77\r\n\r\n";
 
-/// The response to it.
+/// The response to [`REQUEST`].
 const RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\n\
     content-type: application/json\r\n\
     content-length: 1024\r\n\

@@ -77,15 +77,16 @@ fn sniff_http1(bytes: &[u8], may_wait: bool) -> DetectedProtocol {
         [b' ', target @ ..] if !method.is_empty() => target,
         _ => return DetectedProtocol::Opaque,
     };
-    if METHODS.contains(&method) && TARGET_PREFIXES.iter().any(|prefix| target.starts_with(prefix))
+    if REGISTERED_METHODS.contains(&method)
+        && TARGET_PREFIXES.iter().any(|prefix| target.starts_with(prefix))
     {
         return DetectedProtocol::Http1;
     }
     let length = target.iter().take_while(|byte| byte.is_ascii_graphic()).count();
     let (target, version) = target.split_at_checked(length).unwrap_or((target, b""));
-    if version.starts_with(VERSION) && !target.is_empty() {
+    if version.starts_with(VERSION_PREFIX) && !target.is_empty() {
         DetectedProtocol::Http1
-    } else if VERSION.starts_with(version) && may_wait {
+    } else if VERSION_PREFIX.starts_with(version) && may_wait {
         DetectedProtocol::Incomplete
     } else {
         DetectedProtocol::Opaque
@@ -99,10 +100,10 @@ fn is_method_byte(byte: u8) -> bool {
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0";
 const TLS_HANDSHAKE: u8 = 22;
 const TLS_CLIENT_HELLO: u8 = 1;
-const VERSION: &[u8] = b" HTTP/1.";
+const VERSION_PREFIX: &[u8] = b" HTTP/1.";
 
 /// Methods after which a slash or a scheme is sufficient.
-const METHODS: [&[u8]; 8] =
+const REGISTERED_METHODS: [&[u8]; 8] =
     [b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE"];
 
 const TARGET_PREFIXES: [&[u8]; 3] = [b"/", b"http://", b"https://"];

@@ -26,9 +26,9 @@ pub struct CollectedRecord {
     pub severity: String,
     /// The log line.
     pub body: String,
-    /// 32 hexadecimal digits, or empty.
+    /// The trace ID: 32 hexadecimal digits, or empty.
     pub trace: String,
-    /// 16 hexadecimal digits, or empty.
+    /// The span ID: 16 hexadecimal digits, or empty.
     pub span: String,
     /// Its complete printed text, including attributes.
     pub text: String,
@@ -94,7 +94,7 @@ pub(super) fn resource_blocks<'a>(
     printed: &'a str,
     start: &'a str,
 ) -> impl Iterator<Item = &'a str> {
-    let complete = printed.rsplit_once(END).map_or("", |(complete, _)| complete);
+    let complete = printed.rsplit_once(ENTRY_END).map_or("", |(complete, _)| complete);
     complete.split(start).skip(1).map(|resource| {
         let starts = ["ResourceSpans #", "ResourceMetrics #", "ResourceLog #"];
         let end = starts.iter().filter_map(|start| resource.find(start)).min();
@@ -103,7 +103,7 @@ pub(super) fn resource_blocks<'a>(
 }
 
 /// The start of the fields at the end of a collector's log entry.
-const END: &str = "\n\t{\"otelcol.";
+const ENTRY_END: &str = "\n\t{\"otelcol.";
 
 fn workload_name(resource: &str) -> String {
     let value = text_after(resource, "-> service.instance.id: Str(").unwrap_or_default();

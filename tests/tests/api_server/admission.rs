@@ -17,7 +17,7 @@ async fn wait_for_rejection(
     for _ in 0..MAX_ATTEMPTS {
         match server.try_apply(kind, Some(namespace), name, json!({"spec": spec})).await {
             Err(message) => return message,
-            Ok(()) => tokio::time::sleep(LOOK_EVERY).await,
+            Ok(()) => tokio::time::sleep(POLL_INTERVAL).await,
         }
         // An object that was invalid before may stay invalid.
         server.delete_object(kind, Some(namespace), name).await;
@@ -78,7 +78,7 @@ fn ineffective_rules_are_rejected_by_the_api_server() {
             if warnings.contains("has neither `hosts` nor `ipAddresses`") {
                 return;
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         panic!("no warning about an Egress to everywhere");
     });
@@ -111,7 +111,7 @@ fn policies_apply_only_to_namespaces_of_the_mesh() {
                 .contains("would match every destination")
             {
                 attempts.next().expect("no warning about an Egress to everywhere");
-                tokio::time::sleep(LOOK_EVERY).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         }
         server.try_apply(BACKENDS, Some("other"), "b", json!({"spec": no_sources})).await.unwrap();
@@ -156,7 +156,7 @@ fn without_a_control_plane_only_pods_with_injection_are_rejected() {
             if server.try_apply("v1/Pod", Some("shop"), "late", pod(json!({}))).await.is_ok() {
                 return;
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         panic!("pods are not created without the webhook's configuration");
     });
@@ -239,7 +239,7 @@ async fn pod_rejection(server: &ApiServerProcess, namespace: &str, pod: Value) -
         let name = format!("p{index}");
         match server.try_apply("v1/Pod", Some(namespace), &name, pod.clone()).await {
             Err(message) => return message,
-            Ok(()) => tokio::time::sleep(LOOK_EVERY).await,
+            Ok(()) => tokio::time::sleep(POLL_INTERVAL).await,
         }
     }
     panic!("a pod is created without a sidecar")
@@ -249,5 +249,5 @@ const TARGETS: &str = "access.smi-spec.io/v1alpha3/TrafficTarget";
 const BACKENDS: &str = "policy.openservicemesh.io/v1alpha1/IngressBackend";
 const EGRESSES: &str = "policy.openservicemesh.io/v1alpha1/Egress";
 const WEBHOOKS: &str = "admissionregistration.k8s.io/v1/MutatingWebhookConfiguration";
-const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(500);
+const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_millis(500);
 const MAX_ATTEMPTS: usize = 120;

@@ -36,8 +36,10 @@ impl CertificateController {
         let client = server.client_as(ACCOUNT).await;
         let (outcomes, outcomes_receiver) = watch::channel(Arc::default());
         let name = |text| Name::new(text).unwrap();
-        let permissions =
-            SecretPermissions { namespaces: [name("shop")].into(), own: Some(name("leno-system")) };
+        let permissions = SecretPermissions {
+            namespaces: [name("shop")].into(),
+            own_namespace: Some(name("leno-system")),
+        };
         let source = KubernetesSource::new(client.clone(), SourceOptions::default())
             .with_secret_permissions(permissions, outcomes_receiver);
         let (leader_sender, is_leader) = watch::channel(false);
@@ -59,7 +61,7 @@ impl CertificateController {
             client,
             DAY,
             authority_receiver,
-            source.external_principals(),
+            source.subscribe_external_principals(),
             is_leader,
             outcomes,
         ));
@@ -110,7 +112,7 @@ fn external_clients_get_certificates_in_secrets() {
         apply_manifests(&server.admin_client().await, &installation_manifests(&options), |_| ())
             .await
             .unwrap();
-        let control = CertificateController::start(&server).await;
+        let controller = CertificateController::start(&server).await;
 
         apply_cert(&server, "shop", "batch", "batch-tls").await;
         let access_cert = server
@@ -126,7 +128,9 @@ fn external_clients_get_certificates_in_secrets() {
         }
 
         // Another authority signs: the certificate is replaced immediately.
-        control.authority.send_replace(Arc::new(create_authority(&control.directory, "second")));
+        controller
+            .authority
+            .send_replace(Arc::new(create_authority(&controller.directory, "second")));
         let replaced = server.wait_until(SECRETS, Some("shop"), "batch-tls", |current| {
             current["data"]["ca.crt"] != secret["data"]["ca.crt"]
         });
@@ -162,7 +166,7 @@ fn external_clients_get_certificates_in_secrets() {
         let deadline = Instant::now() + MAX_WAIT;
         while secrets.get_opt("theirs").await.is_ok() {
             assert!(Instant::now() < deadline, "the permission was not revoked");
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         apply_cert(&server, "shop", "late", "late-tls").await;
         let reason = wait_for_error(&server, "shop", "late").await;
@@ -175,4 +179,4 @@ const CERTS: &str = "policy.flomesh.io/v1alpha1/AccessCert";
 const SECRETS: &str = "v1/Secret";
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const MAX_WAIT: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);

@@ -161,7 +161,7 @@ fn rejected_or_unsupported_settings_have_events() {
                     break;
                 }
                 assert!(Instant::now() < deadline, "no event of {kind}: {events:?}");
-                tokio::time::sleep(LOOK_EVERY).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         }
     });
@@ -169,4 +169,4 @@ fn rejected_or_unsupported_settings_have_events() {
 
 const OSM: &str = "config.openservicemesh.io/v1alpha2/MeshConfig";
 const MAX_WAIT: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);

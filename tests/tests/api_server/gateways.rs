@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use crate::server::{ApiServerProcess, run};
 
-/// True if every HTTPS listener serves a host.
+/// Returns true if every HTTPS listener serves a host.
 fn has_https_hosts(serves: &GatewayPortRules) -> bool {
     match serves {
         GatewayPortRules::Https(listeners) => {
@@ -167,11 +167,15 @@ impl GatewayUpdates {
         Self { objects: BTreeMap::new(), queue, _tasks: tasks }
     }
 
-    async fn wait_until(&mut self, what: &str, is_satisfied: impl Fn(&[&Object]) -> bool) {
+    async fn wait_until(
+        &mut self,
+        condition_name: &str,
+        is_satisfied: impl Fn(&[&Object]) -> bool,
+    ) {
         while !is_satisfied(&self.objects.values().collect::<Vec<_>>()) {
             let update = timeout(MAX_WAIT, self.queue.recv()).await;
             let Ok(Some(update)) = update else {
-                panic!("{what} never came: {:?}", self.objects.keys().collect::<Vec<_>>())
+                panic!("{condition_name} never came: {:?}", self.objects.keys().collect::<Vec<_>>())
             };
             for change in update.changes {
                 match change {
@@ -186,7 +190,7 @@ impl GatewayUpdates {
 
     async fn wait_for_gateway(
         &mut self,
-        what: &str,
+        condition_name: &str,
         is_satisfied: impl Fn(&Gateway) -> bool,
     ) -> Gateway {
         let find = |objects: &[&Object]| {
@@ -195,7 +199,7 @@ impl GatewayUpdates {
                 _ => None,
             })
         };
-        self.wait_until(what, |objects| find(objects).is_some()).await;
+        self.wait_until(condition_name, |objects| find(objects).is_some()).await;
         find(&self.objects.values().collect::<Vec<_>>()).unwrap()
     }
 }
@@ -255,7 +259,7 @@ fn generate_pair() -> (String, String) {
     (read(chain), read(key))
 }
 
-/// True if a condition of an object has this reason.
+/// Returns true if a condition of an object has this reason.
 fn has_condition(object: &Value, condition: &str, reason: &str) -> bool {
     let conditions = object["status"]["conditions"].as_array();
     let matches = |entry: &Value| entry["type"] == condition && entry["reason"] == reason;

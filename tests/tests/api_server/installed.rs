@@ -24,7 +24,7 @@ pub(crate) async fn install_objects(
     let mut steps = Vec::new();
     let client = server.admin_client().await;
     apply_manifests(&client, &installation_manifests(options), |step| {
-        steps.push((step.object, step.done))
+        steps.push((step.object, step.result))
     })
     .await
     .unwrap();

@@ -87,9 +87,10 @@ fn invalid_ca_certificates_are_rejected_with_a_hint() {
             server.create_namespace(&namespace).await;
             create_certificate(&server, certificate).await;
             let directory = tempfile::tempdir().unwrap();
-            let mut control = start_control(&server, &namespace, free_port(), directory.path());
-            assert!(!control.wait_for_exit(MAX_WAIT).success());
-            let printed = control.printed_output();
+            let mut control_plane =
+                start_control_plane(&server, &namespace, free_port(), directory.path());
+            assert!(!control_plane.wait_for_exit(MAX_WAIT).success());
+            let printed = control_plane.printed_output();
             assert!(printed.contains(expected), "{printed}");
         }
     });
@@ -192,7 +193,7 @@ fn secret_text(secret: &Value, key: &str) -> String {
 }
 
 /// Starts a control plane of the cluster, in a namespace.
-fn start_control(
+fn start_control_plane(
     server: &ApiServerProcess,
     namespace: &str,
     port: u16,
@@ -221,8 +222,9 @@ impl IssuedMesh {
             .await;
         server.create_pod("web-1", "127.0.0.1").await;
         let (directory, port) = (tempfile::tempdir().unwrap(), free_port());
-        let control = start_control(server, "leno-system", port, &directory.path().join("control"));
-        control.wait_for_line("control plane ready", MAX_WAIT);
+        let control_plane =
+            start_control_plane(server, "leno-system", port, &directory.path().join("control"));
+        control_plane.wait_for_line("control plane ready", MAX_WAIT);
 
         let token_file = directory.path().join("token");
         fs::write(&token_file, pod_token(server).await).unwrap();
@@ -235,7 +237,7 @@ impl IssuedMesh {
             .env("LENO_ROOTS", published_roots(server).await);
         command.arg("--state").arg(directory.path().join("sidecar"));
         let sidecar = TestProgram::start("leno proxy", &mut command);
-        Self { directory, _programs: [sidecar, control] }
+        Self { directory, _programs: [sidecar, control_plane] }
     }
 
     /// Returns the certificate chain of the sidecar once the authority in the Secret has signed it.

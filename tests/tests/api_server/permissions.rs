@@ -31,7 +31,7 @@ async fn establish_authority(authority: &mut SharedAuthority) -> AuthoritySource
             Ok(source) => return source,
             Err(error) => assert!(Instant::now() < deadline, "{error}"),
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -63,7 +63,9 @@ fn the_ca_is_shared_between_replicas_and_rotated() {
         let created = server
             .wait_until(SECRETS, Some("mesh"), "leno-authority", |secret| !secret.is_null())
             .await;
-        server.wait_until(MAPS, Some("mesh"), "leno-roots", |map| count_roots(map) == 1).await;
+        server
+            .wait_until(CONFIG_MAPS, Some("mesh"), "leno-roots", |map| count_roots(map) == 1)
+            .await;
         // A change in one replica is written to the Secret, and from there to the other replica.
         let rotation = |name| Rotation::for_authority(&directory.path().join(name), test_domain());
         rotation("one").add_root(SystemTime::now()).unwrap();
@@ -72,11 +74,13 @@ fn the_ca_is_shared_between_replicas_and_rotated() {
                 secret["data"] != created["data"]
             })
             .await;
-        server.wait_until(MAPS, Some("mesh"), "leno-roots", |map| count_roots(map) == 2).await;
+        server
+            .wait_until(CONFIG_MAPS, Some("mesh"), "leno-roots", |map| count_roots(map) == 2)
+            .await;
         let deadline = Instant::now() + MAX_WAIT;
         while rotation("two").stage() != rotation("one").stage() {
             assert!(Instant::now() < deadline, "the other replica does not follow");
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     });
 }
@@ -125,14 +129,14 @@ fn the_expiring_ca_of_the_webhook_is_replaced_and_published() {
                 return;
             }
             assert!(Instant::now() < deadline, "the webhook configuration has no new CA bundle");
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     });
 }
 
 const ACCOUNT: &str = "system:serviceaccount:mesh:leno-control";
 const SECRETS: &str = "v1/Secret";
-const MAPS: &str = "v1/ConfigMap";
+const CONFIG_MAPS: &str = "v1/ConfigMap";
 const WEBHOOKS: &str = "admissionregistration.k8s.io/v1/MutatingWebhookConfiguration";
 const MAX_WAIT: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);

@@ -56,14 +56,14 @@ fn all_rules() -> (BTreeSet<SchemaRule>, BTreeMap<String, bool>) {
     (rules, scopes)
 }
 
-/// True if the path has a value, with `[]` for any list element.
+/// Returns true if the path has a value, with `[]` for any list element.
 fn has_path(value: &Value, path: &str) -> bool {
     let Some(remaining) = path.strip_prefix('.') else {
         let Some(remaining) = path.strip_prefix("[]") else { return !value.is_null() };
         return value.as_array().into_iter().flatten().any(|element| has_path(element, remaining));
     };
-    let end = remaining.find(['.', '[']).unwrap_or(remaining.len());
-    has_path(&value[&remaining[..end]], &remaining[end..])
+    let field_end = remaining.find(['.', '[']).unwrap_or(remaining.len());
+    has_path(&value[&remaining[..field_end]], &remaining[field_end..])
 }
 
 fn read_examples() -> BTreeMap<String, Value> {

@@ -27,7 +27,7 @@ pub(crate) struct ApiServerProcess {
     directory: TempDir,
     admin: Client,
     /// The restarted API server.
-    restarted: Option<Child>,
+    restarted_server: Option<Child>,
 }
 
 impl ApiServerProcess {
@@ -37,7 +37,7 @@ impl ApiServerProcess {
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "no API server: {stderr}");
         let admin = client_for(&directory.path().join("kubeconfig"), None).await;
-        Self { directory, admin, restarted: None }
+        Self { directory, admin, restarted_server: None }
     }
 
     pub(crate) async fn admin_client(&self) -> Client {
@@ -81,7 +81,7 @@ impl ApiServerProcess {
             .spawn()
             .unwrap();
         fs::write(file("apiserver.pid"), child.id().to_string()).unwrap();
-        self.restarted = Some(child);
+        self.restarted_server = Some(child);
         let admin = self.admin_client().await;
         let deadline = Instant::now() + MAX_WAIT;
         let ready = || http::Request::get("/readyz").body(Vec::new()).unwrap();
@@ -299,7 +299,7 @@ impl ApiServerProcess {
                 Instant::now() < deadline,
                 "{kind} {name} does not meet the condition: {object}"
             );
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -349,9 +349,9 @@ impl ApiServerProcess {
         kind: &str,
         namespace: Option<&str>,
     ) -> (Api<DynamicObject>, ApiResource) {
-        let mut parts = kind.rsplit('/');
-        let (kind, version) = (parts.next().unwrap(), parts.next().unwrap());
-        let group = parts.next().unwrap_or_default();
+        let mut kind_parts = kind.rsplit('/');
+        let (kind, version) = (kind_parts.next().unwrap(), kind_parts.next().unwrap());
+        let group = kind_parts.next().unwrap_or_default();
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
         let api = match namespace {
             Some(namespace) => Api::namespaced_with(self.admin.clone(), namespace, &resource),
@@ -364,7 +364,7 @@ impl ApiServerProcess {
 impl Drop for ApiServerProcess {
     fn drop(&mut self) {
         let output = Command::new(script_path()).arg("down").arg(self.directory.path()).output();
-        if let Some(child) = &mut self.restarted {
+        if let Some(child) = &mut self.restarted_server {
             child.wait().ok();
         }
         assert!(
@@ -391,4 +391,4 @@ fn script_path() -> PathBuf {
 }
 
 const MAX_WAIT: Duration = Duration::from_secs(120);
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);

@@ -49,12 +49,19 @@ impl SourceUpdates {
     }
 
     /// Applies updates until a condition is true.
-    pub(crate) async fn wait_until(&mut self, what: &str, is_satisfied: impl Fn(&Self) -> bool) {
+    pub(crate) async fn wait_until(
+        &mut self,
+        condition_name: &str,
+        is_satisfied: impl Fn(&Self) -> bool,
+    ) {
         while !is_satisfied(self) {
             let update = timeout(MAX_WAIT, self.queue.recv()).await;
             match update {
                 Ok(Some(update)) => self.apply_update(update),
-                _ => panic!("{what} never came: {:?}", self.objects.keys().collect::<Vec<_>>()),
+                _ => panic!(
+                    "{condition_name} never came: {:?}",
+                    self.objects.keys().collect::<Vec<_>>()
+                ),
             }
         }
     }
@@ -64,8 +71,8 @@ impl SourceUpdates {
         for change in update.changes {
             match change {
                 Change::Upsert(object) => {
-                    let previous = self.objects.insert(object.object_key(), object.clone());
-                    assert_ne!(previous, Some(object), "an unchanged object was sent");
+                    let replaced_object = self.objects.insert(object.object_key(), object.clone());
+                    assert_ne!(replaced_object, Some(object), "an unchanged object was sent");
                 }
                 Change::Remove(key) => {
                     assert!(

@@ -207,7 +207,7 @@ async fn wait_for_event(server: &ApiServerProcess) -> Value {
             return event;
         }
         assert!(Instant::now() < deadline, "there is no event");
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -230,4 +230,4 @@ const GRPC_ROUTES: &str = "gateway.networking.k8s.io/v1/GRPCRoute";
 const SPLITS: &str = "split.smi-spec.io/v1alpha4/TrafficSplit";
 const GROUPS: &str = "specs.smi-spec.io/v1alpha4/HTTPRouteGroup";
 const MAX_WAIT: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);

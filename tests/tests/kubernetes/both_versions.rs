@@ -94,8 +94,8 @@ fn sidecars_answer_dns_queries_if_enabled() {
         "names",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/dns: proxy, leno.dev/metrics: enabled}",
     );
-    let plain = TestNamespace::new("unnamed", SidecarInjection::Disabled);
-    meshed.http_server("server", 2);
+    let unmeshed_namespace = TestNamespace::new("unnamed", SidecarInjection::Disabled);
+    meshed.create_http_server("server", 2);
     meshed.create_client("client");
     meshed.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: headless}, spec: {clusterIP: None, selector: {app: server}, \
@@ -103,9 +103,9 @@ fn sidecars_answer_dns_queries_if_enabled() {
 ---
 {apiVersion: v1, kind: Service, metadata: {name: another}, spec: {type: ExternalName, externalName: kubernetes.default.svc.cluster.local}}",
     );
-    plain.http_server("server", 1);
+    unmeshed_namespace.create_http_server("server", 1);
     meshed.wait_ready();
-    plain.wait_ready();
+    unmeshed_namespace.wait_ready();
     let client_address = object_field(&meshed, "pod/client", "{.status.podIP}");
     let count = |result: &str| {
         let metric = format!("leno_dns_queries_total{{result=\"{result}\"}}");
@@ -119,7 +119,7 @@ fn sidecars_answer_dns_queries_if_enabled() {
     for url in [
         "http://server/".to_owned(),
         "http://headless:8080/".to_owned(),
-        format!("http://server.{}/", plain.name()),
+        format!("http://server.{}/", unmeshed_namespace.name()),
         format!("http://server.{}.svc.cluster.local./", meshed.name()),
     ] {
         meshed.expect_curl("client", &[&url], 0, 200);

@@ -60,18 +60,18 @@ const NO_ROUTE: &str = "code = Unimplemented desc = no-policy-route";
 
 /// Waits until a call has this result.
 fn expect_call(namespace: &TestNamespace, arguments: &[&str], expected: &str) {
-    let mut last = String::new();
+    let mut last_output = String::new();
     eventually(
         &format!("call {arguments:?} ends with {expected}"),
         Duration::from_secs(90),
         || {
             let output = namespace.exec("caller", &[&["/testapp", "call"][..], arguments].concat());
             let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
-            if stdout != last {
+            if stdout != last_output {
                 eprintln!("call {arguments:?} -> {stdout}");
             }
-            last = stdout;
-            last.contains(expected).then_some(())
+            last_output = stdout;
+            last_output.contains(expected).then_some(())
         },
     );
 }

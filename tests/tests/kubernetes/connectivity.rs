@@ -7,7 +7,7 @@ use leno_tests::cluster::{SidecarInjection, TestNamespace, http_server, kubectl,
 fn meshed_pods_connect_and_unmeshed_clients_are_rejected() {
     let meshed = TestNamespace::new("permissive", SidecarInjection::Enabled);
     let unmeshed = TestNamespace::new("outsider", SidecarInjection::Disabled);
-    meshed.http_server("server", 1);
+    meshed.create_http_server("server", 1);
     meshed.create_client("client");
     unmeshed.create_client("client");
     meshed.wait_ready();
@@ -22,7 +22,7 @@ fn meshed_pods_connect_and_unmeshed_clients_are_rejected() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn every_client_reaches_every_replica() {
     let namespace = TestNamespace::new("replicas", SidecarInjection::Enabled);
-    namespace.http_server("server", 3);
+    namespace.create_http_server("server", 3);
     namespace.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: headless}, spec: {clusterIP: None, selector: {app: server}, \
          ports: [{name: http, port: 8080}]}}",
@@ -53,15 +53,19 @@ fn every_client_reaches_every_replica() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn unmeshed_services_are_reached_without_mutual_tls() {
     let meshed = TestNamespace::new("outward", SidecarInjection::Enabled);
-    let plain = TestNamespace::new("plain", SidecarInjection::Disabled);
-    plain.http_server("server", 1);
+    let unmeshed_namespace = TestNamespace::new("plain", SidecarInjection::Disabled);
+    unmeshed_namespace.create_http_server("server", 1);
     meshed.create_client("client");
     meshed.wait_ready();
-    plain.wait_ready();
-    let url = format!("http://server.{}/", plain.name());
+    unmeshed_namespace.wait_ready();
+    let url = format!("http://server.{}/", unmeshed_namespace.name());
     meshed.expect_curl("client", &[&url], 0, 200);
-    let address =
-        stdout_of(&plain.kubectl(&["get", "pods", "-o", "jsonpath={.items[0].status.podIP}"]));
+    let address = stdout_of(&unmeshed_namespace.kubectl(&[
+        "get",
+        "pods",
+        "-o",
+        "jsonpath={.items[0].status.podIP}",
+    ]));
     meshed.expect_curl("client", &[&format!("http://{address}:8080/")], 0, 200);
     // Without credentials, the API server responds with 401 or 403, over its own TLS.
     let response = meshed.curl("client", &["-k", "https://kubernetes.default/api"]);
@@ -167,7 +171,7 @@ fn unmeshed_clients_are_allowed_if_configured() {
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/mtls: permissive}",
     );
     let unmeshed = TestNamespace::new("left", SidecarInjection::Disabled);
-    meshed.http_server("server", 1);
+    meshed.create_http_server("server", 1);
     meshed.create_client("client");
     unmeshed.create_client("client");
     meshed.wait_ready();

@@ -185,7 +185,7 @@ impl Bookstore {
     fn expect_attempts(&self, customer: &str, path: &str, status: &str, sellers: &[&str]) {
         let namespace = if customer == "bookbuyer" { &self.buyer } else { &self.thief };
         let expected_sellers: BTreeSet<&str> = sellers.iter().copied().collect();
-        let mut last = String::new();
+        let mut last_output = String::new();
         eventually(
             &format!("{customer} gets {status} at {path} from {sellers:?}"),
             MAX_WAIT,
@@ -208,15 +208,16 @@ impl Bookstore {
                     attempts.len() >= 39 && attempts.iter().all(|columns| columns[1] == status);
                 let seen_sellers: BTreeSet<&str> =
                     attempts.iter().filter_map(|columns| columns.get(2).copied()).collect();
-                let latest = attempts.last().map(|columns| columns.join(" ")).unwrap_or_default();
-                if latest != last {
-                    eprintln!("{customer}: {latest}");
-                    last = latest;
+                let last_attempt =
+                    attempts.last().map(|columns| columns.join(" ")).unwrap_or_default();
+                if last_attempt != last_output {
+                    eprintln!("{customer}: {last_attempt}");
+                    last_output = last_attempt;
                 }
                 // Rejections contain the mesh's reason, in any wording.
                 let is_expected = all_have_status
                     && (expected_sellers.is_empty() || seen_sellers == expected_sellers);
-                last = log.clone();
+                last_output = log.clone();
                 is_expected.then_some(())
             },
         );

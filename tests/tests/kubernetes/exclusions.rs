@@ -6,8 +6,8 @@ use leno_tests::cluster::{SidecarInjection, TestNamespace, stdout_of};
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_pod_reaches_excluded_ports_and_ranges_without_its_sidecar() {
     let namespace = TestNamespace::new("excluding", SidecarInjection::Enabled);
-    namespace.http_server("server", 1);
-    namespace.http_server("second", 1);
+    namespace.create_http_server("server", 1);
+    namespace.create_http_server("second", 1);
     namespace.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: aside}, spec: {selector: {app: server}, ports: [
   {name: http, port: 81, targetPort: 8080}]}}",
@@ -15,11 +15,14 @@ fn a_pod_reaches_excluded_ports_and_ranges_without_its_sidecar() {
     let address = ["get", "service", "server", "-o", "jsonpath={.spec.clusterIP}"];
     let address = stdout_of(&namespace.kubectl(&address));
     namespace.create_client("client");
-    namespace.annotated_client("by-port", "openservicemesh.io/outbound-port-exclusion-list: '80'");
+    namespace.create_annotated_client(
+        "by-port",
+        "openservicemesh.io/outbound-port-exclusion-list: '80'",
+    );
     let range = "openservicemesh.io/outbound-ip-range-exclusion-list";
-    namespace.annotated_client("by-range", &format!("{range}: '{address}/32'"));
+    namespace.create_annotated_client("by-range", &format!("{range}: '{address}/32'"));
     let inclusion = "openservicemesh.io/outbound-ip-range-inclusion-list";
-    namespace.annotated_client("by-inclusion", &format!("{inclusion}: '{address}/32'"));
+    namespace.create_annotated_client("by-inclusion", &format!("{inclusion}: '{address}/32'"));
     namespace.wait_ready();
     // A connection that bypasses the sidecar has no mutual TLS and is reset.
     let (meshed, bypassed) = ((0, 200), (56, 0));

@@ -48,7 +48,7 @@ fn external_clients_reach_meshed_pods_only_through_a_gateway() {
     external_clients.create_client("outsider");
     for injection in [SidecarInjection::Enabled, SidecarInjection::Disabled] {
         let namespace = TestNamespace::new("gateway", injection);
-        namespace.http_server("server", 2);
+        namespace.create_http_server("server", 2);
         let address = create_gateway(&namespace);
         namespace.wait_ready();
         external_clients.wait_ready();
@@ -60,11 +60,13 @@ fn external_clients_reach_meshed_pods_only_through_a_gateway() {
             external_clients.curl("outsider", &["-H", "x-a: b", &format!("{url}anything")]);
         assert_eq!((other_path.exit, other_path.status), (0, 200), "{injection:?}");
         let name = format!("http://server.{}/", namespace.name());
-        let direct = external_clients.curl("outsider", &[&name]);
+        let direct_response = external_clients.curl("outsider", &[&name]);
         match injection {
             // Mutual TLS is required there.
-            SidecarInjection::Enabled => assert_ne!(direct.exit, 0),
-            SidecarInjection::Disabled => assert_eq!((direct.exit, direct.status), (0, 200)),
+            SidecarInjection::Enabled => assert_ne!(direct_response.exit, 0),
+            SidecarInjection::Disabled => {
+                assert_eq!((direct_response.exit, direct_response.status), (0, 200))
+            }
         }
     }
 }
@@ -73,7 +75,7 @@ fn external_clients_reach_meshed_pods_only_through_a_gateway() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_rollout_of_a_gateway_and_its_backend_fails_no_request() {
     let namespace = TestNamespace::new("replaced", SidecarInjection::Enabled);
-    namespace.http_server("server", 2);
+    namespace.create_http_server("server", 2);
     let address = create_gateway(&namespace);
     namespace.wait_ready();
     let (external_clients, url) = external_clients_at(&address);
@@ -82,9 +84,9 @@ fn a_rollout_of_a_gateway_and_its_backend_fails_no_request() {
         stdout_of(&namespace.kubectl(&["rollout", "restart", deployment]));
         stdout_of(&namespace.kubectl(&["rollout", "status", deployment, "--timeout=120s"]));
     }
-    let (requests, failed) = load.stop_load();
+    let (requests, failures) = load.stop_load();
     assert!(requests > 1000, "{requests}");
-    assert_eq!(failed, serde_json::json!({}));
+    assert_eq!(failures, serde_json::json!({}));
 }
 
 /// A Service with required tokens, with one meshed and one unmeshed Pod.
@@ -115,7 +117,7 @@ spec:
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_gateway_does_not_use_a_pod_that_cannot_enforce_a_policy_of_its_service() {
     let namespace = TestNamespace::new("partly-meshed", SidecarInjection::Enabled);
-    namespace.http_server("server", 1);
+    namespace.create_http_server("server", 1);
     let address = create_gateway(&namespace);
     namespace.wait_ready();
     let (external_clients, url) = external_clients_at(&address);

@@ -41,9 +41,10 @@ fn issue_certificate(account: &str, namespace: &TestNamespace) -> String {
 
 /// Waits until requests without a certificate are reset five times in a row. TLS 1.3 reports it after the
 /// handshake, while the client sends its request (55) or waits for the response (56).
-fn wait_until_rejected(outside: &TestNamespace, url: &str) {
+fn wait_until_rejected(external_namespace: &TestNamespace, url: &str) {
     eventually("requests without a certificate are reset", Duration::from_secs(90), || {
-        let results = outside.curl_repeatedly("controller", 5, &["-k", "--http1.1", url]);
+        let results =
+            external_namespace.curl_repeatedly("controller", 5, &["-k", "--http1.1", url]);
         let is_reset = |result: &CurlResult| matches!(result.exit, 55 | 56) && result.status == 0;
         (results.len() == 5 && results.iter().all(is_reset)).then_some(())
     });
@@ -55,40 +56,40 @@ fn an_ingress_backend_with_tls_admits_a_principal_by_its_certificate() {
     let metadata =
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
     let namespace = TestNamespace::with_metadata("entered", metadata);
-    let outside = TestNamespace::new("ingress", SidecarInjection::Disabled);
-    namespace.http_server("server", 1);
-    outside.create_client("controller");
+    let external_namespace = TestNamespace::new("ingress", SidecarInjection::Disabled);
+    namespace.create_http_server("server", 1);
+    external_namespace.create_client("controller");
     namespace.wait_ready();
-    outside.wait_ready();
+    external_namespace.wait_ready();
     for account in ["controller", "other"] {
         // Passed as an argument: the input of `kubectl exec -i` can be lost.
         let file = format!("echo \"$0\" > /tmp/{account}.pem");
-        let write = ["sh", "-c", &file, &issue_certificate(account, &outside)];
-        stdout_of(&outside.exec("controller", &write));
+        let write = ["sh", "-c", &file, &issue_certificate(account, &external_namespace)];
+        stdout_of(&external_namespace.exec("controller", &write));
     }
     let url = format!("https://server.{}:80/", namespace.name());
     let with_certificate = |file: &'static str| ["-k", "--cert", file, url.as_str()];
     let controller_arguments = with_certificate("/tmp/controller.pem");
     let expect = |arguments: &[&str], exit: i32, status: u16| {
-        outside.expect_curl("controller", arguments, exit, status);
+        external_namespace.expect_curl("controller", arguments, exit, status);
     };
     // No port is open: the controller has a certificate of the mesh, but no policy names it.
     expect(&controller_arguments, 0, 403);
     let ingress_backend = |skipped: &str, sources: &str| {
         INGRESS_BACKEND.replace("SKIPPED", skipped).replace("SOURCES", sources)
     };
-    let principal = format!("controller.{}.cluster.local", outside.name());
+    let principal = format!("controller.{}.cluster.local", external_namespace.name());
     let principal = format!("{{kind: AuthenticatedPrincipal, name: {principal}}}");
     namespace.apply_manifests(&ingress_backend("false", &principal));
     expect(&controller_arguments, 0, 200);
     expect(&with_certificate("/tmp/other.pem"), 0, 403);
-    wait_until_rejected(&outside, &url);
+    wait_until_rejected(&external_namespace, &url);
     expect(&[&url.replace("https", "http")], 56, 0);
     // No certificate is required: any client with an address in the range is accepted.
     namespace.apply_manifests(&ingress_backend("true", "{kind: IPRange, name: 10.0.0.0/8}"));
     expect(&["-k", &url], 0, 200);
     let kind = "ingressbackends.policy.openservicemesh.io";
     stdout_of(&namespace.kubectl(&["delete", kind, "opening"]));
-    wait_until_rejected(&outside, &url);
+    wait_until_rejected(&external_namespace, &url);
     expect(&controller_arguments, 0, 403);
 }

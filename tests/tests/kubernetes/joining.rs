@@ -14,7 +14,7 @@ use crate::under_load::LoadPod;
 /// Creates six ready unmeshed servers, and the namespace of a meshed client.
 fn start_unmeshed(name: &str) -> (TestNamespace, TestNamespace) {
     let servers = TestNamespace::new(name, SidecarInjection::Disabled);
-    servers.http_server("server", REPLICAS);
+    servers.create_http_server("server", REPLICAS);
     servers.wait_ready();
     (servers, TestNamespace::new(&format!("{name}-clients"), SidecarInjection::Enabled))
 }
@@ -25,9 +25,9 @@ fn server_url(servers: &TestNamespace) -> String {
 
 /// Ends the load: no request may have failed.
 fn assert_no_failures(load: LoadPod<'_>) {
-    let (requests, failed) = load.stop_load();
+    let (requests, failures) = load.stop_load();
     assert!(requests > 1000, "{requests}");
-    assert_eq!(failed, serde_json::json!({}), "of {requests} requests");
+    assert_eq!(failures, serde_json::json!({}), "of {requests} requests");
 }
 
 /// Labels a namespace, or removes the label (`leno.dev/injection-`), and restarts an object in it.
@@ -269,12 +269,12 @@ fn manual_endpoints_join_and_leave_without_a_failed_request() {
     std::thread::scope(|scope| {
         let _stop_listing = StopListing(&is_stopped);
         scope.spawn(|| {
-            let (started, mut listed) = (Instant::now(), addresses);
+            let (started, mut listed_addresses) = (Instant::now(), addresses);
             while !is_stopped.load(Ordering::Relaxed) && started.elapsed() < MAX_LISTING {
                 let ready = ready_addresses(&servers);
-                if ready != listed {
+                if ready != listed_addresses {
                     apply_slice(&servers, &ready);
-                    listed = ready;
+                    listed_addresses = ready;
                 }
             }
         });
@@ -283,7 +283,7 @@ fn manual_endpoints_join_and_leave_without_a_failed_request() {
     assert_no_failures(load);
 }
 
-/// Longer than two rollouts; it only bounds the thread.
+/// The maximum duration of the thread that lists endpoints: longer than two rollouts.
 const MAX_LISTING: Duration = Duration::from_secs(900);
 /// Three servers with stable names, a Service for all, and a headless one.
 const STATEFUL: &str = "

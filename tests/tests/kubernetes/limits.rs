@@ -9,7 +9,7 @@ use leno_tests::eventually;
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn requests_beyond_a_local_limit_get_429() {
     let namespace = TestNamespace::new("limited", SidecarInjection::Enabled);
-    namespace.http_server("server", 1);
+    namespace.create_http_server("server", 1);
     namespace.create_client("client");
     namespace.wait_ready();
     namespace.expect_curl("client", &["http://server/"], 0, 200);
@@ -62,7 +62,7 @@ fn metrics_of_a_pod_are_exposed_if_an_annotation_enables_it() {
     }
 }
 
-/// OSM's own values.
+/// A retry policy with OSM's default values.
 const RETRY: &str =
     "{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Retry, metadata: {name: retry}, spec: {
   source: {kind: ServiceAccount, name: client, namespace: NAMESPACE},
@@ -75,7 +75,7 @@ fn a_failing_request_is_retried_as_often_as_the_policy_permits() {
     let metadata =
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/metrics: enabled}";
     let namespace = TestNamespace::with_metadata("retried", metadata);
-    namespace.http_server("server", 1);
+    namespace.create_http_server("server", 1);
     namespace.create_client("client");
     namespace.wait_ready();
     namespace.expect_curl("client", &["http://server/"], 0, 200);

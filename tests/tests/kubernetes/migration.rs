@@ -5,20 +5,20 @@ use leno_tests::cluster::{
     SidecarInjection, TestNamespace, apply_globally, kubectl, kubectl_with, stdout_of,
 };
 
-/// OSM's marks of a namespace in its mesh; Leno supports them as well.
+/// OSM's labels and annotations of a namespace in its mesh; Leno supports them as well.
 const OTHER_MESH_METADATA: &str = "labels: {openservicemesh.io/monitored-by: foreign}, \
                             annotations: {openservicemesh.io/sidecar-injection: enabled}";
 
 /// The webhook of the other mesh, called for the same Pods as Leno's.
 struct OtherMesh {
     /// The namespace in which it runs, deleted with it.
-    _home: TestNamespace,
+    _mesh_namespace: TestNamespace,
 }
 
 impl OtherMesh {
     fn new() -> Self {
-        let home = TestNamespace::new("other-mesh", SidecarInjection::Disabled);
-        let name = format!("injector.{}.svc", home.name());
+        let mesh_namespace = TestNamespace::new("other-mesh", SidecarInjection::Disabled);
+        let name = format!("injector.{}.svc", mesh_namespace.name());
         let certified_key = rcgen::generate_simple_self_signed(vec![name]).expect("a certificate");
         let (certificate, key) =
             (certified_key.cert.pem(), certified_key.signing_key.serialize_pem());
@@ -26,8 +26,8 @@ impl OtherMesh {
             "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "injector"},
             "stringData": {"tls.crt": certificate, "tls.key": key},
         });
-        home.apply_manifests(&secret.to_string());
-        home.apply_manifests(
+        mesh_namespace.apply_manifests(&secret.to_string());
+        mesh_namespace.apply_manifests(
             "{apiVersion: v1, kind: Pod, metadata: {name: injector, labels: {app: injector}}, spec: {
   volumes: [{name: keys, secret: {secretName: injector}}], containers: [{name: injector, image: 'kc.local/testapp:1',
   imagePullPolicy: Never, args: [webhook, -certificate, /keys/tls.crt, -key, /keys/tls.key],
@@ -36,7 +36,7 @@ impl OtherMesh {
 {apiVersion: v1, kind: Service, metadata: {name: injector}, spec: {selector: {app: injector}, ports: [{port: 8443}]}}
 ",
         );
-        home.wait_ready();
+        mesh_namespace.wait_ready();
         let bundle = stdout_of(&kubectl_with(
             &[
                 "create",
@@ -56,9 +56,9 @@ webhooks: [{{name: osm-inject.k8s.io, sideEffects: None, admissionReviewVersions
   clientConfig: {{caBundle: {bundle}, service: {{namespace: {}, name: injector, port: 8443, path: /mutate-pod-creation}}}},
   rules: [{{apiGroups: [''], apiVersions: [v1], operations: [CREATE], resources: [pods]}}],
   namespaceSelector: {{matchLabels: {{openservicemesh.io/monitored-by: foreign}}}}}}]}}",
-            home.name()
+            mesh_namespace.name()
         ));
-        Self { _home: home }
+        Self { _mesh_namespace: mesh_namespace }
     }
 }
 
@@ -83,30 +83,30 @@ fn annotate_namespace(namespace: &TestNamespace, annotation: &str) {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn namespaces_move_from_another_mesh_one_by_one() {
     let other_mesh = OtherMesh::new();
-    let moving = TestNamespace::with_metadata("moving", OTHER_MESH_METADATA);
-    let moved = TestNamespace::with_metadata(
+    let moving_namespace = TestNamespace::with_metadata("moving", OTHER_MESH_METADATA);
+    let moved_namespace = TestNamespace::with_metadata(
         "moved",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/mtls: permissive}",
     );
-    for namespace in [&moving, &moved] {
-        namespace.http_server("server", 2);
+    for namespace in [&moving_namespace, &moved_namespace] {
+        namespace.create_http_server("server", 2);
         namespace.create_client("client");
     }
-    moving.create_client("straggler");
-    moving.wait_ready();
-    moved.wait_ready();
-    // Each Pod has one sidecar, although both meshes support the mark.
+    moving_namespace.create_client("straggler");
+    moving_namespace.wait_ready();
+    moved_namespace.wait_ready();
+    // Each Pod has one sidecar, although both meshes support the label.
     for app in ["server", "client", "straggler"] {
-        assert_eq!(sidecars_present(&moving, app), (false, true), "{app}");
+        assert_eq!(sidecars_present(&moving_namespace, app), (false, true), "{app}");
     }
-    assert_eq!(sidecars_present(&moved, "server"), (true, false));
+    assert_eq!(sidecars_present(&moved_namespace, "server"), (true, false));
     let server_url = |namespace: &TestNamespace| format!("http://server.{}/", namespace.name());
-    let (moving_url, moved_url) = (server_url(&moving), server_url(&moved));
-    moving.expect_curl("client", &[&moved_url], 0, 200);
-    moved.expect_curl("client", &[&moving_url], 0, 200);
+    let (moving_url, moved_url) = (server_url(&moving_namespace), server_url(&moved_namespace));
+    moving_namespace.expect_curl("client", &[&moved_url], 0, 200);
+    moved_namespace.expect_curl("client", &[&moving_url], 0, 200);
 
     // The namespace leaves the other mesh, and all but one of its workloads restart.
-    let name = moving.name();
+    let name = moving_namespace.name();
     let labels = [
         "label",
         "namespace",
@@ -115,28 +115,37 @@ fn namespaces_move_from_another_mesh_one_by_one() {
         "leno.dev/injection=enabled",
     ];
     stdout_of(&kubectl(&labels));
-    annotate_namespace(&moving, "openservicemesh.io/sidecar-injection-");
-    annotate_namespace(&moving, "leno.dev/mtls=permissive");
-    stdout_of(&moving.kubectl(&["rollout", "restart", "deployment/server"]));
-    stdout_of(&moving.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
-    stdout_of(&moving.kubectl(&["delete", "pod", "client"]));
-    moving.create_client("client");
-    moving.wait_ready();
-    assert_eq!(sidecars_present(&moving, "client"), (true, false));
-    assert_eq!(sidecars_present(&moving, "straggler"), (false, true));
+    annotate_namespace(&moving_namespace, "openservicemesh.io/sidecar-injection-");
+    annotate_namespace(&moving_namespace, "leno.dev/mtls=permissive");
+    stdout_of(&moving_namespace.kubectl(&["rollout", "restart", "deployment/server"]));
+    stdout_of(&moving_namespace.kubectl(&[
+        "rollout",
+        "status",
+        "deployment/server",
+        "--timeout=120s",
+    ]));
+    stdout_of(&moving_namespace.kubectl(&["delete", "pod", "client"]));
+    moving_namespace.create_client("client");
+    moving_namespace.wait_ready();
+    assert_eq!(sidecars_present(&moving_namespace, "client"), (true, false));
+    assert_eq!(sidecars_present(&moving_namespace, "straggler"), (false, true));
     for url in [&moved_url, &moving_url] {
-        for client in [(&moving, "client"), (&moved, "client"), (&moving, "straggler")] {
+        for client in [
+            (&moving_namespace, "client"),
+            (&moved_namespace, "client"),
+            (&moving_namespace, "straggler"),
+        ] {
             client.0.expect_curl(client.1, &[url], 0, 200);
         }
     }
 
     // The migration is complete: a workload left behind is reset from now on.
-    for namespace in [&moving, &moved] {
+    for namespace in [&moving_namespace, &moved_namespace] {
         annotate_namespace(namespace, "leno.dev/mtls-");
     }
     for url in [&moved_url, &moving_url] {
-        moving.expect_curl("straggler", &[url], 56, 0);
-        for namespace in [&moving, &moved] {
+        moving_namespace.expect_curl("straggler", &[url], 56, 0);
+        for namespace in [&moving_namespace, &moved_namespace] {
             namespace.expect_curl("client", &[url], 0, 200);
         }
     }

@@ -1,4 +1,4 @@
-//! SMI as used with OSM: the same objects, the same decisions.
+//! SMI policies as used with OSM: the same objects lead to the same decisions.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn traffic_targets_permit_requests_in_a_strict_namespace() {
         "targets",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}",
     );
-    namespace.http_server("server", 1);
+    namespace.create_http_server("server", 1);
     namespace.create_client("one");
     namespace.create_client("two");
     namespace.create_client("three");
@@ -55,8 +55,8 @@ fn traffic_targets_permit_requests_in_a_strict_namespace() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_split_distributes_the_requests_for_its_root() {
     let namespace = TestNamespace::new("split", SidecarInjection::Enabled);
-    namespace.http_server("v1", 1);
-    namespace.http_server("v2", 1);
+    namespace.create_http_server("v1", 1);
+    namespace.create_http_server("v2", 1);
     namespace.create_client("client");
     namespace.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: root}, spec: {selector: {app: v1}, ports: [
@@ -83,7 +83,7 @@ fn a_split_distributes_the_requests_for_its_root() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_changed_default_policy_of_a_namespace_applies_to_running_pods() {
     let namespace = TestNamespace::new("modes", SidecarInjection::Enabled);
-    namespace.http_server("server", 1);
+    namespace.create_http_server("server", 1);
     namespace.create_client("one");
     namespace.create_client("three");
     namespace.wait_ready();
@@ -118,7 +118,7 @@ fn a_traffic_target_of_another_namespace_allows_nothing() {
     let namespace = TestNamespace::with_metadata("astray", metadata);
     let unmeshed = TestNamespace::new("another", SidecarInjection::Disabled);
     let member = TestNamespace::new("member", SidecarInjection::Enabled);
-    namespace.http_server("server", 1);
+    namespace.create_http_server("server", 1);
     namespace.create_client("one");
     namespace.create_client("two");
     namespace.wait_ready();
@@ -129,16 +129,16 @@ fn a_traffic_target_of_another_namespace_allows_nothing() {
     stdout_of(&namespace.kubectl(&["delete", "traffictarget", "one", "two"]));
     namespace.expect_curl("one", &["http://server/foo"], 0, 403);
     // In another namespace of the mesh they are rejected at admission.
-    let rejected = member.try_apply(&targets);
-    let stderr = String::from_utf8_lossy(&rejected.stderr);
-    assert!(!rejected.status.success(), "{stderr}");
+    let rejection = member.try_apply(&targets);
+    let stderr = String::from_utf8_lossy(&rejection.stderr);
+    assert!(!rejection.status.success(), "{stderr}");
     assert!(stderr.contains("is not the namespace of the TrafficTarget"), "{stderr}");
     assert_eq!(stdout_of(&member.kubectl(&["get", "traffictargets", "-o", "name"])), "");
     // Outside the mesh they are accepted without effect, as in OSM with its webhook disabled.
     unmeshed.apply_manifests(&targets);
     // An object applied after them is in force, so they have been read.
-    let (_, last) = targets.rsplit_once("---\n").expect("the last one is that of `two`");
-    namespace.apply_manifests(last);
+    let (_, last_target) = targets.rsplit_once("---\n").expect("the last one is that of `two`");
+    namespace.apply_manifests(last_target);
     namespace.expect_curl("two", &["http://server/foo"], 0, 200);
     namespace.expect_curl("one", &["http://server/foo"], 0, 403);
 }
@@ -147,8 +147,8 @@ fn a_traffic_target_of_another_namespace_allows_nothing() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_root_of_a_split_may_be_a_backend() {
     let namespace = TestNamespace::new("recursive", SidecarInjection::Enabled);
-    namespace.http_server("v1", 1);
-    namespace.http_server("v2", 1);
+    namespace.create_http_server("v1", 1);
+    namespace.create_http_server("v2", 1);
     namespace.create_client("client");
     namespace.apply_manifests(
         "{apiVersion: split.smi-spec.io/v1alpha2, kind: TrafficSplit, metadata: {name: split}, spec: {service: v1, backends: [
@@ -164,7 +164,7 @@ fn the_root_of_a_split_may_be_a_backend() {
 }
 
 /// Opens the server's port to the Pods behind a Service of another namespace.
-const OPENING: &str = "
+const INGRESS_BACKEND: &str = "
 apiVersion: policy.openservicemesh.io/v1alpha1
 kind: KIND
 metadata: {name: opening}
@@ -179,24 +179,26 @@ fn an_ingress_backend_admits_the_pods_of_a_service() {
     let metadata =
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
     let namespace = TestNamespace::with_metadata("opened", metadata);
-    let outside = TestNamespace::new("outside", SidecarInjection::Disabled);
-    namespace.http_server("server", 1);
-    outside.create_client("ingress");
-    outside.create_client("other");
-    outside.apply_manifests(
+    let external_namespace = TestNamespace::new("outside", SidecarInjection::Disabled);
+    namespace.create_http_server("server", 1);
+    external_namespace.create_client("ingress");
+    external_namespace.create_client("other");
+    external_namespace.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: ingress}, \
          spec: {selector: {app: ingress}, ports: [{port: 80}]}}",
     );
     namespace.wait_ready();
-    outside.wait_ready();
+    external_namespace.wait_ready();
     let url = format!("http://server.{}/", namespace.name());
-    outside.expect_curl("ingress", &[&url], 56, 0);
-    let opening = |kind: &str| OPENING.replace("KIND", kind).replace("OUTSIDE", outside.name());
-    namespace.apply_manifests(&opening("IngressBackend"));
-    outside.expect_curl("ingress", &[&url], 0, 200);
-    outside.expect_curl("other", &[&url], 56, 0);
+    external_namespace.expect_curl("ingress", &[&url], 56, 0);
+    let ingress_backend = |kind: &str| {
+        INGRESS_BACKEND.replace("KIND", kind).replace("OUTSIDE", external_namespace.name())
+    };
+    namespace.apply_manifests(&ingress_backend("IngressBackend"));
+    external_namespace.expect_curl("ingress", &[&url], 0, 200);
+    external_namespace.expect_curl("other", &[&url], 56, 0);
     // Another object for the same port has a status that it has no effect.
-    namespace.apply_manifests(&opening("AccessControl"));
+    namespace.apply_manifests(&ingress_backend("AccessControl"));
     let expect_status = |kind: &str, expected: &str| {
         let path = "jsonpath={.status.currentStatus}";
         eventually(&format!("{kind} is {expected}"), Duration::from_secs(60), || {
@@ -212,11 +214,11 @@ fn an_ingress_backend_admits_the_pods_of_a_service() {
         "opening",
     ]));
     expect_status("accesscontrols.policy.openservicemesh.io", "committed");
-    outside.expect_curl("ingress", &[&url], 0, 200);
+    external_namespace.expect_curl("ingress", &[&url], 0, 200);
     stdout_of(&namespace.kubectl(&[
         "delete",
         "accesscontrols.policy.openservicemesh.io",
         "opening",
     ]));
-    outside.expect_curl("ingress", &[&url], 56, 0);
+    external_namespace.expect_curl("ingress", &[&url], 56, 0);
 }

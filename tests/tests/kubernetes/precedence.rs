@@ -21,8 +21,8 @@ fn event_reasons(namespace: &TestNamespace, split: &str) -> String {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_older_split_takes_precedence_whatever_its_name() {
     let namespace = TestNamespace::new("older", SidecarInjection::Enabled);
-    namespace.http_server("v1", 1);
-    namespace.http_server("v2", 1);
+    namespace.create_http_server("v1", 1);
+    namespace.create_http_server("v2", 1);
     namespace.create_client("client");
     let split = |name: &str, backend: &str| {
         format!(
@@ -60,9 +60,9 @@ fn the_older_split_takes_precedence_whatever_its_name() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn an_older_split_with_a_deleted_backend_takes_precedence() {
     let namespace = TestNamespace::new("older-dangling", SidecarInjection::Enabled);
-    namespace.http_server("root", 1);
-    namespace.http_server("v1", 1);
-    namespace.http_server("v2", 1);
+    namespace.create_http_server("root", 1);
+    namespace.create_http_server("v1", 1);
+    namespace.create_http_server("v2", 1);
     namespace.create_client("client");
     let split = |name: &str, backend: &str| {
         format!(

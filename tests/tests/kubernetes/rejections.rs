@@ -22,9 +22,9 @@ fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
     unmeshed.create_client("second");
     unmeshed.wait_ready();
     let meshed = TestNamespace::new("guarded", SidecarInjection::Enabled);
-    meshed.http_server("server", 1);
+    meshed.create_http_server("server", 1);
     meshed.create_client("member");
-    meshed.annotated_client("neighbor", "leno.dev/injection: disabled");
+    meshed.create_annotated_client("neighbor", "leno.dev/injection: disabled");
     meshed.wait_ready();
     let url = format!("http://server.{}/", meshed.name());
     meshed.expect_curl("member", &[&url], 0, 200);
@@ -65,8 +65,11 @@ fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_event_about_a_pod_with_a_sidecar_reports_a_bypassed_mesh() {
     let namespace = TestNamespace::new("past", SidecarInjection::Enabled);
-    namespace.http_server("server", 1);
-    namespace.annotated_client("by-port", "openservicemesh.io/outbound-port-exclusion-list: '80'");
+    namespace.create_http_server("server", 1);
+    namespace.create_annotated_client(
+        "by-port",
+        "openservicemesh.io/outbound-port-exclusion-list: '80'",
+    );
     namespace.wait_ready();
     namespace.expect_curl("by-port", &["http://server/"], 56, 0);
     let servers = namespace.list_pods("server");
@@ -81,7 +84,7 @@ fn the_event_about_a_pod_with_a_sidecar_reports_a_bypassed_mesh() {
 }
 
 /// Returns the process of a Pod's sidecar.
-fn sidecar_of(namespace: &TestNamespace, pod: &str) -> String {
+fn find_sidecar_process(namespace: &TestNamespace, pod: &str) -> String {
     let mut processes = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let process = entry.ok()?.file_name().into_string().ok()?;
         let environment = std::fs::read(format!("/proc/{process}/environ")).ok()?;
@@ -109,13 +112,16 @@ fn connections_finding() -> String {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_sidecar_without_a_control_plane_is_reported_by_check() {
     let namespace = TestNamespace::new("astray", SidecarInjection::Enabled);
-    namespace.http_server("server", 1);
+    namespace.create_http_server("server", 1);
     namespace.create_client("client");
     namespace.wait_ready();
     namespace.expect_curl("client", &["http://server/"], 0, 200);
     let name = format!("{}/client", namespace.name());
-    let before = connections_finding();
-    assert!(!before.is_empty() && !before.contains(&name), "{before}");
+    let previous_finding = connections_finding();
+    assert!(
+        !previous_finding.is_empty() && !previous_finding.contains(&name),
+        "{previous_finding}"
+    );
     // No packet of the Pod reaches a control plane, whatever its address.
     let addresses = |arguments: &[&str]| {
         stdout_of(&kubectl(&[&["-n", "leno-system", "get"], arguments].concat()))
@@ -124,7 +130,7 @@ fn a_sidecar_without_a_control_plane_is_reported_by_check() {
     let selector = "app.kubernetes.io/name=leno-control";
     let pods =
         addresses(&["pods", "-l", selector, "-o", "jsonpath={.items[*].status.podIPs[*].ip}"]);
-    let process = sidecar_of(&namespace, "client");
+    let process = find_sidecar_process(&namespace, "client");
     for address in service.split_whitespace().chain(pods.split_whitespace()) {
         let version = if address.contains(':') { "-6" } else { "-4" };
         let blackhole = ["ip", version, "route", "add", "blackhole", address];

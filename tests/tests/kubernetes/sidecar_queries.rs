@@ -48,7 +48,7 @@ fn admin_address(namespace: &TestNamespace, pod: &str) -> Option<String> {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn each_control_plane_queries_its_own_sidecars() {
     let namespace = TestNamespace::new("queried", SidecarInjection::Enabled);
-    namespace.http_server("web", 4);
+    namespace.create_http_server("web", 4);
     namespace.create_client("front");
     namespace.wait_ready();
     let servers = namespace.list_pods("web");
@@ -91,7 +91,7 @@ fn each_control_plane_queries_its_own_sidecars() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_tap_ends_after_its_client_was_killed() {
     let namespace = TestNamespace::new("untapped", SidecarInjection::Enabled);
-    namespace.http_server("web", 1);
+    namespace.create_http_server("web", 1);
     namespace.create_client("front");
     namespace.wait_ready();
     let front = format!("{}/front", namespace.name());

@@ -64,7 +64,7 @@ fn clients_of_another_namespace_reach_every_backend_directly_and_through_the_roo
         TestNamespace::new("buyers", SidecarInjection::Enabled),
     );
     let names = ["v1", "v2", "v3"];
-    names.iter().for_each(|name| servers.http_server(name, 1));
+    names.iter().for_each(|name| servers.create_http_server(name, 1));
     servers.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: root}, spec: {selector: {of: nobody}, ports: [
   {name: http, port: 80, targetPort: http}]}}",

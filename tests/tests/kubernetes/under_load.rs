@@ -15,18 +15,19 @@ pub(crate) struct LoadPod<'a> {
 }
 
 impl<'a> LoadPod<'a> {
+    /// Starts the load on the first node, with persistent connections.
     pub(crate) fn start(namespace: &'a TestNamespace, url: &str) -> Self {
         Self::start_load(namespace, url, &node_names()[0], "")
     }
 
-    /// As [`Self::start`], on a node other than this one.
+    /// Starts the load on another node than `node`.
     pub(crate) fn start_on_other_node(namespace: &'a TestNamespace, url: &str, node: &str) -> Self {
-        let other =
+        let other_node =
             node_names().into_iter().find(|name| name != node).expect("there is another node");
-        Self::start_load(namespace, url, &other, "")
+        Self::start_load(namespace, url, &other_node, "")
     }
 
-    /// As [`Self::start`], with a new connection for each request.
+    /// Starts the load with a new connection for each request.
     pub(crate) fn start_with_new_connections(namespace: &'a TestNamespace, url: &str) -> Self {
         Self::start_load(namespace, url, &node_names()[0], ", --disable-keepalive")
     }
@@ -104,7 +105,7 @@ pub(crate) fn node_names() -> Vec<String> {
 
 pub(crate) fn start_servers(name: &str) -> TestNamespace {
     let namespace = TestNamespace::new(name, SidecarInjection::Enabled);
-    namespace.http_server("server", 2);
+    namespace.create_http_server("server", 2);
     namespace.wait_ready();
     namespace
 }
@@ -122,12 +123,12 @@ fn a_rolling_restart_fails_no_request() {
     eventually("three of the pods are gone", Duration::from_secs(120), || {
         (namespace.list_pods("server").len() == 1).then_some(())
     });
-    let (requests, failed) = load.stop_load();
+    let (requests, failures) = load.stop_load();
     assert!(requests > 1000, "{requests}");
-    assert_eq!(failed, serde_json::json!({}));
+    assert_eq!(failures, serde_json::json!({}));
 }
 
 /// The environment variable that identifies the process of a load on this machine.
 const LOAD_VARIABLE: &str = "LOAD_OF";
-/// Long enough for more than a thousand requests.
+/// The minimum duration of a load: long enough for more than a thousand requests.
 const MIN_DURATION: Duration = Duration::from_secs(30);

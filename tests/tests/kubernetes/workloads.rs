@@ -9,7 +9,7 @@ use leno_tests::eventually;
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_job_with_a_sidecar_completes() {
     let namespace = TestNamespace::new("job", SidecarInjection::Enabled);
-    namespace.http_server("server", 1);
+    namespace.create_http_server("server", 1);
     namespace.wait_ready();
     namespace.apply_manifests(
         "apiVersion: batch/v1
@@ -144,7 +144,7 @@ fn a_sidecar_has_the_resources_of_the_annotations() {
          annotations: {flomesh.io/sidecar-resource-requests-cpu: 20m, leno.dev/sidecar-resource-limits-cpu: 300m}",
     );
     namespace.create_client("plain");
-    namespace.annotated_client(
+    namespace.create_annotated_client(
         "sized",
         "openservicemesh.io/sidecar-resource-limits-memory: 96Mi, \
          leno.dev/sidecar-resource-limits-cpu: 250m, leno.dev/sidecar-resource-requests-memory: 24Mi",

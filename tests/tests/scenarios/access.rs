@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use leno_tests::manifests::{client_manifest, server_manifest, server_of};
+use leno_tests::manifests::{client_manifest, server_manifest, server_with_protocol};
 use leno_tests::{Response, TestApplication, TestConnection, TestMesh, eventually, free_port, get};
 
 struct Shop {
@@ -28,7 +28,7 @@ fn shop_manifests(config: &str, stock: &str, port: u16, listener: u16) -> String
 
 impl Shop {
     /// Starts a mesh that denies by default, in which no policy allows `web` to call `stock`.
-    fn start_strict() -> Self {
+    fn start_denying() -> Self {
         let stock = TestApplication::start_echo();
         let (port, listener) = (stock.port(), free_port());
         let mesh = TestMesh::up(&shop_manifests(&mesh_settings("deny", ""), "", port, listener));
@@ -73,7 +73,7 @@ impl Shop {
 
 #[test]
 fn dry_run_counts_the_requests_that_deny_would_reject() {
-    let shop = Shop::start_strict();
+    let shop = Shop::start_denying();
     shop.wait_for_response("/items", (403, Some("denied-outbound")));
     let dry_run = mesh_settings("deny", ", namespaces: [{name: shop, defaultPolicy: dry-run}]");
     shop.rewrite_manifests(&dry_run, "");
@@ -98,7 +98,7 @@ fn dry_run_counts_the_requests_that_deny_would_reject() {
 
 #[test]
 fn changed_access_policies_apply_to_open_connections() {
-    let shop = Shop::start_strict();
+    let shop = Shop::start_denying();
     shop.wait_for_response("/items", (403, Some("denied-outbound")));
     let policy = |deny: &str| {
         format!(
@@ -144,7 +144,7 @@ spec:
 fn a_tcp_connection_is_reset_when_a_rule_denies_it() {
     let stock = TestApplication::start_echo();
     let listener = free_port();
-    let tcp = server_of("stock", stock.port(), "TCP", &[]);
+    let tcp = server_with_protocol("stock", stock.port(), "TCP", &[]);
     let mesh =
         [mesh_settings("allow", ""), tcp, client_manifest("web", &[], &[("stock", listener)])]
             .concat();

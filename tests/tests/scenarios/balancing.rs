@@ -61,7 +61,7 @@ impl Shop {
     /// Returns the instance that serves a user.
     fn serving_instance(&self, connection: &mut TestConnection, user: usize) -> String {
         let request = format!("GET / HTTP/1.1\r\nhost: test\r\ncookie: a=b; user=u{user}\r\n\r\n");
-        connection.send(request).expect("it takes a request");
+        connection.send(request).expect("the connection is open");
         let response = connection.receive_response().expect("a response");
         assert_eq!(response.status, 200);
         String::from_utf8(response.body).expect("text")
@@ -85,7 +85,7 @@ fn count_responses(responses: &[String]) -> BTreeMap<&str, usize> {
 #[test]
 fn round_robin_gives_each_instance_the_same_number_of_requests() {
     let shop = start_shop("  algorithm: RoundRobin\n");
-    eventually("all four are there", MAX_WAIT, || {
+    eventually("all four instances respond", MAX_WAIT, || {
         let mut connection = shop.open_connection();
         let responses: Vec<String> =
             (0..40).map(|_| shop.serving_instance(&mut connection, 0)).collect();
@@ -97,19 +97,23 @@ fn round_robin_gives_each_instance_the_same_number_of_requests() {
 fn consistent_hashing_moves_only_the_users_of_a_removed_instance() {
     for algorithm in ["Maglev", "RingHash"] {
         let shop = start_shop(&format!("  algorithm: {algorithm}\n  key: {{cookie: user}}\n"));
-        let (before, _) = eventually("all four are there", MAX_WAIT, || {
+        let (before, _) = eventually("all four instances respond", MAX_WAIT, || {
             let instances_of_users = shop.map_users(200);
             (count_responses(&instances_of_users).len() == 4).then_some(instances_of_users)
         });
-        assert_eq!(shop.map_users(200), before, "every connection and thread finds the same");
+        assert_eq!(
+            shop.map_users(200),
+            before,
+            "each user has the same instance on every connection and thread"
+        );
         let counts = count_responses(&before);
         assert!(counts.values().all(|count| (20..=90).contains(count)), "{counts:?}");
         // One instance is removed: its users move to others, and few other users move.
         let port = shop.instances[2].port();
-        let manifests =
-            std::fs::read_to_string(shop.mesh.manifest_file("mesh.yaml")).expect("it is there");
+        let manifests = std::fs::read_to_string(shop.mesh.manifest_file("mesh.yaml"))
+            .expect("the manifest exists");
         shop.mesh.write("mesh.yaml", &manifests.replace(&instance_manifest(2, port), ""));
-        let (after, _) = eventually("one is gone", MAX_WAIT, || {
+        let (after, _) = eventually("the removed instance gets no request", MAX_WAIT, || {
             let instances_of_users = shop.map_users(200);
             (!instances_of_users.contains(&"2".to_owned())).then_some(instances_of_users)
         });
@@ -117,7 +121,9 @@ fn consistent_hashing_moves_only_the_users_of_a_removed_instance() {
             before.iter().zip(&after).filter(|(old, new)| old != new && *old != "2").count();
         assert!(moved <= 16, "{algorithm}: {moved} moved");
         shop.mesh.write("mesh.yaml", &manifests);
-        eventually("everybody is back", MAX_WAIT, || (shop.map_users(200) == before).then_some(()));
+        eventually("all users are back", MAX_WAIT, || {
+            (shop.map_users(200) == before).then_some(())
+        });
     }
 }
 

@@ -29,7 +29,7 @@ fn run_bench(home: &TempDir, arguments: &[&str]) -> (Value, String) {
     (serde_json::from_slice(&output.stdout).unwrap(), progress)
 }
 
-fn number_at(value: &Value, path: &[&str]) -> f64 {
+fn number_at_path(value: &Value, path: &[&str]) -> f64 {
     let number = path.iter().fold(value, |value, key| &value[*key]);
     number.as_f64().unwrap_or_else(|| panic!("{path:?} is no number in {value:#}"))
 }
@@ -56,7 +56,7 @@ fn every_contender_gets_every_figure() {
             &["latency_ms", "p999"],
             &["ratio_to_leno", "rps"],
         ] {
-            assert!(number_at(outcome, path) > 0.0, "{name} {path:?}: {outcome:#}");
+            assert!(number_at_path(outcome, path) > 0.0, "{name} {path:?}: {outcome:#}");
         }
         assert_eq!(outcome["failed"], 0, "{name}: {outcome:#}");
         assert_eq!(outcome["repeats"].as_array().map(Vec::len), Some(1));
@@ -68,11 +68,13 @@ fn every_contender_gets_every_figure() {
         ["memory_kib", "load_private"],
         ["memory_kib", "load_pss"],
     ] {
-        assert!(number_at(leno, &path) > 0.0, "{path:?}: {leno:#}");
+        assert!(number_at_path(leno, &path) > 0.0, "{path:?}: {leno:#}");
     }
     let sidecars = &leno["cpu_us_per_request"]["processes"];
-    assert!(number_at(sidecars, &["client"]) > 0.0 && number_at(sidecars, &["server"]) > 0.0);
-    let baseline = number_at(leno, &["ratio_to_leno", "cpu_us_per_request"]);
+    assert!(
+        number_at_path(sidecars, &["client"]) > 0.0 && number_at_path(sidecars, &["server"]) > 0.0
+    );
+    let baseline = number_at_path(leno, &["ratio_to_leno", "cpu_us_per_request"]);
     assert!((baseline - 1.0).abs() < f64::EPSILON, "{baseline}");
     // The report alone suffices to repeat the measurement.
     let contender = report["contenders"].as_array().unwrap();
@@ -86,7 +88,7 @@ fn missing_contenders_are_named_with_a_hint() {
     let home = tempfile::tempdir().unwrap();
     let (report, _) = run_bench(&home, &["sidecar", "--contenders", "none,envoy"]);
     if report["cases"][0]["contenders"]["envoy"].is_object() {
-        eprintln!("skipped: envoy is installed for everybody here");
+        eprintln!("skipped: envoy is installed for all users");
         return;
     }
     let skipped = &report["skipped"][0];
@@ -107,7 +109,7 @@ fn nginx_sidecars_do_the_same_work() {
         return;
     }
     assert_eq!(nginx["failed"], 0, "{nginx:#}");
-    assert!(number_at(nginx, &["cpu_us_per_request", "sum"]) > 0.0);
+    assert!(number_at_path(nginx, &["cpu_us_per_request", "sum"]) > 0.0);
 }
 
 #[test]
@@ -129,7 +131,7 @@ fn a_contender_file_of_the_user_is_measured() {
     for case in cases {
         let contender = &case["contenders"]["mine"];
         assert_eq!(contender["failed"], 0, "{contender:#}");
-        assert!(number_at(contender, &["rps"]) > 0.0);
+        assert!(number_at_path(contender, &["rps"]) > 0.0);
     }
 }
 
@@ -165,7 +167,7 @@ fn the_page_shows_tables_and_plots_in_a_browser() {
     let external_references = ["src=", "href=\"http", "@import", "<script"];
     assert!(
         !external_references.iter().any(|part| text.contains(part)),
-        "the page is complete in itself"
+        "the page refers to no other file"
     );
     let shown = RenderedPage::open_page(&page, home.path());
     for part in ["Two links of bookinfo", "leno, 1 CPU", "3395"] {
@@ -176,7 +178,7 @@ fn the_page_shows_tables_and_plots_in_a_browser() {
         let large: Vec<&PagePart> =
             parts.filter(|part| part.width >= 300 && part.height >= 60).collect();
         for part in &large {
-            assert!(shown.count_colors(part) >= MIN_COLORS, "nothing is to be seen of {part:?}");
+            assert!(shown.count_colors(part) >= MIN_COLORS, "{part:?} has no visible content");
         }
         large.len()
     };
@@ -191,7 +193,7 @@ fn an_interrupted_benchmark_leaves_no_process() {
     let mut bench = TestProgram::start("leno bench", &mut command);
     bench.wait_for_line("leno, repeat 1", MAX_WAIT);
     // Control plane, two sidecars, backend and load generator.
-    let (started, _) = eventually("everything runs", MAX_WAIT, || {
+    let (started, _) = eventually("all programs run", MAX_WAIT, || {
         let started = child_processes(bench.pid());
         (started.len() == 5).then_some(started)
     });

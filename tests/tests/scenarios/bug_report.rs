@@ -32,10 +32,7 @@ spec: {ports: [{port: 9080}], run: [sleep, '60'], env: {PASSWORD: swordfish}}
         assert!(!printed.contains(secret), "{secret} is in the report");
     }
     assert!(printed.contains("\"api-token\": \"[redacted]\""), "the name is kept: {printed}");
-    assert!(
-        !run_bug_report(&mesh, &report).status.success(),
-        "a file that was there is written over"
-    );
+    assert!(!run_bug_report(&mesh, &report).status.success(), "an existing file is overwritten");
 }
 
 #[test]

@@ -100,10 +100,13 @@ impl Canary {
         eventually("a request is held", MAX_WAIT, || {
             let mut connection = TestConnection::open(self.listener).expect("the listener is open");
             let request = "GET /hold HTTP/1.1\r\nhost: test\r\n\r\n";
-            connection.send(request).expect("it takes a request");
+            connection.send(request).expect("the connection is open");
             while received() == before {
                 // A previous request may still count for a moment: then this one is rejected.
-                if connection.has_activity(Duration::from_millis(50)).expect("it is open") {
+                if connection
+                    .has_activity(Duration::from_millis(50))
+                    .expect("the connection is open")
+                {
                     return None;
                 }
             }
@@ -128,7 +131,7 @@ impl Canary {
     }
 
     /// Returns *In force* of a policy, and the reason if it is not.
-    fn in_force(&self, kind: &str) -> (bool, String) {
+    fn policy_in_force(&self, kind: &str) -> (bool, String) {
         let policies = self.mesh.get_json("policies");
         let policies = policies.as_array().expect("a list");
         let policy = policies
@@ -165,8 +168,8 @@ fn a_circuit_breaker_of_the_called_service_counts_over_all_backends_of_each_kind
             &limit,
         );
         assert!(canary.run_check().contains("0 warnings"), "{kind}: {}", canary.run_check());
-        assert_eq!(canary.in_force("CircuitBreaker"), (true, String::new()), "{kind}");
-        eventually("both backends answer", MAX_WAIT, || {
+        assert_eq!(canary.policy_in_force("CircuitBreaker"), (true, String::new()), "{kind}");
+        eventually("both backends respond", MAX_WAIT, || {
             canary.status_and_reason("/");
             let both_reached =
                 v1_requests.load(Ordering::SeqCst) > 0 && v2_requests.load(Ordering::SeqCst) > 0;
@@ -248,7 +251,7 @@ fn load_balancing_of_the_called_service_keeps_a_user_at_an_instance_of_the_backe
     let mut connection = TestConnection::open(canary.listener).expect("the listener is open");
     let mut serves = |user: usize| {
         let request = format!("GET / HTTP/1.1\r\nhost: test\r\nx-user: u{user}\r\n\r\n");
-        connection.send(request).expect("it takes a request");
+        connection.send(request).expect("the connection is open");
         connection.receive_response().expect("a response").body
     };
     let mut instances_of_users = || -> Vec<Vec<u8>> { (0..24).map(&mut serves).collect() };
@@ -300,7 +303,7 @@ fn a_policy_without_effect_is_reported_with_the_route_that_takes_the_traffic() {
     let check_output = canary.run_check();
     assert!(check_output.contains(&format!("has no effect: {reason}")), "{check_output}");
     assert!(check_output.contains("1 warning"), "{check_output}");
-    assert_eq!(canary.in_force("OutlierDetection"), (false, reason.to_owned()));
+    assert_eq!(canary.policy_in_force("OutlierDetection"), (false, reason.to_owned()));
     let explain_output = canary.explain_request();
     for line in [
         "CircuitBreaker shop/of-api: across all backends of the called service",

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::manifests::{client_manifest, mesh_config, server_manifest, server_of};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest, server_with_protocol};
 use leno_tests::{
     ApplicationReply, Response, TestApplication, TestMesh, TestProgram, check_service, eventually,
     exchange_bytes, free_port,
@@ -52,7 +52,7 @@ fn authorization_services_inside_and_outside_the_mesh_decide() {
     let manifests = [
         mesh_config("allow"),
         server_manifest("stock", stock.port(), &[]),
-        server_of("authorizer", port, "GRPC", &command),
+        server_with_protocol("authorizer", port, "GRPC", &command),
         client_manifest("web", &[], &[("stock", listener)]),
         authorization_manifest("inside", "service: {name: authorizer, port: 9080}"),
     ];

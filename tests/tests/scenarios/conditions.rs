@@ -32,18 +32,18 @@ fn other_client(listener: u16) -> String {
 /// Other programs use the port of a listener, and the port of an application.
 #[test]
 fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
-    let (foreign_listener, foreign) =
+    let (listener_blocker, port_blocker) =
         (TestApplication::start_echo(), TestApplication::start_echo());
-    let port = foreign.port();
-    // It loads only one module, so it exits immediately while the port is in use, even on a busy machine.
+    let port = port_blocker.port();
+    // One module only: the program exits immediately while the port is in use, even on a busy machine.
     let program = format!(
         "import socket; s = socket.create_server(('127.0.0.1', {port})); \
-         answer = b'HTTP/1.1 200 OK\\\\r\\\\ncontent-length: 0\\\\r\\\\nconnection: close\\\\r\\\\n\\\\r\\\\n'; \
-         [(c.recv(65536), c.sendall(answer), c.close()) for c, _ in iter(s.accept, None)]"
+         response = b'HTTP/1.1 200 OK\\\\r\\\\ncontent-length: 0\\\\r\\\\nconnection: close\\\\r\\\\n\\\\r\\\\n'; \
+         [(c.recv(65536), c.sendall(response), c.close()) for c, _ in iter(s.accept, None)]"
     );
     let command = format!("[\"python3\", \"-I\", \"-S\", \"-c\", \"{program}\"]");
     let listener = free_port();
-    let manifests = ratings_manifests(&command, port, foreign_listener.port(), "allow");
+    let manifests = ratings_manifests(&command, port, listener_blocker.port(), "allow");
     let mesh = TestMesh::up(&format!("{manifests}{}", other_client(listener)));
     let first = mesh.up.wait_for_line("The mesh is up", Duration::from_secs(60));
     assert!(
@@ -60,14 +60,14 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
             response.status
         );
     }
-    let closed = format!("listener-127.0.0.1:{} is closed", foreign_listener.port());
-    let status = eventually("status names both", Duration::from_secs(20), || {
+    let closed = format!("listener-127.0.0.1:{} is closed", listener_blocker.port());
+    let status = eventually("status has both findings", Duration::from_secs(20), || {
         let (code, text) = run_command(&mesh, &["status"]);
         let both = text.contains(&closed) && text.contains("keeps exiting");
         (code == Some(1) && both).then_some(text)
     });
     assert!(status.0.contains("Address already in use"), "{}", status.0);
-    the_page_shows_the_same_findings(&mesh);
+    assert_same_findings_on_page(&mesh);
     let (code, text) = run_command(&mesh, &["get", "workloads"]);
     assert_eq!(code, Some(0));
     assert!(text.contains("restarting ×") && text.contains("closed: listener-"), "{text}");
@@ -83,7 +83,7 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
     assert!(code == Some(1) && text.contains("✗ listener"), "{text}");
     let (code, text) = run_command(&mesh, &["diagnose", "bookinfo/ratings-1"]);
     assert!(code == Some(1) && text.contains("✗ application"), "{text}");
-    drop((foreign_listener, foreign));
+    drop((listener_blocker, port_blocker));
     eventually("the application has its port", Duration::from_secs(60), || {
         get(loopback_address(listener), "/").ok().filter(|response| response.status == 200)
     });
@@ -94,8 +94,8 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
 }
 
 /// Checks that the page has the findings of `leno status`.
-fn the_page_shows_the_same_findings(mesh: &TestMesh) {
-    let page = mesh.get_json("status")["page"].as_str().expect("it has a page").to_owned();
+fn assert_same_findings_on_page(mesh: &TestMesh) {
+    let page = mesh.get_json("status")["page"].as_str().expect("the mesh has a page").to_owned();
     let address: SocketAddr =
         page.trim_start_matches("http://").trim_end_matches('/').parse().unwrap();
     let finding_texts = |findings: &serde_json::Value| -> Vec<String> {
@@ -106,8 +106,8 @@ fn the_page_shows_the_same_findings(mesh: &TestMesh) {
             })
             .collect()
     };
-    // Both change with each restart of the application.
-    eventually("both have the same findings", Duration::from_secs(60), || {
+    // The findings change with each restart of the application.
+    eventually("the page and the command have the same findings", Duration::from_secs(60), || {
         let head = format!("Host: {address}\r\nConnection: close\r\n\r\n");
         let response =
             exchange_bytes(address, &format!("GET /api/findings HTTP/1.1\r\n{head}")).unwrap();
@@ -122,11 +122,11 @@ fn the_page_shows_the_same_findings(mesh: &TestMesh) {
 /// Another process binds the port while the application runs and does not listen yet.
 #[test]
 fn requests_are_not_forwarded_to_a_port_of_another_process() {
-    let foreign = TestApplication::start_echo();
-    let (port, listener) = (foreign.port(), free_port());
+    let port_blocker = TestApplication::start_echo();
+    let (port, listener) = (port_blocker.port(), free_port());
     let mesh = TestMesh::up(&ratings_manifests("[sleep, \"600\"]", port, listener, "allow"));
     let status = |text: &str| text.contains(&format!("port {port} of the application"));
-    eventually("the port is known to be taken", Duration::from_secs(20), || {
+    eventually("status reports the port as in use", Duration::from_secs(20), || {
         let (code, text) = run_command(&mesh, &["status"]);
         (code == Some(1) && status(&text)).then_some(())
     });
@@ -262,7 +262,7 @@ fn unwritable_state_of_a_sidecar_is_a_finding_until_it_is_writable() {
     let application = TestApplication::start_echo();
     let (listener, other_listener) = (free_port(), free_port());
     let mesh = TestMesh::up(&ratings_manifests("", application.port(), listener, "allow"));
-    eventually("the client answers", Duration::from_secs(20), || {
+    eventually("the client responds", Duration::from_secs(20), || {
         get(loopback_address(listener), "/").ok().filter(|response| response.status == 200)
     });
     // A directory in place of the file makes writes fail even for root.
@@ -302,7 +302,7 @@ fn an_empty_endpoint_list_and_a_rejected_join_are_findings() {
     let state = tempfile::tempdir().unwrap();
     let first =
         SidecarProgram::start_unready("bookinfo/client-1", &token, &state.path().join("one"), &[]);
-    eventually("the first one joins", Duration::from_secs(30), || {
+    eventually("the first sidecar joins", Duration::from_secs(30), || {
         let proxies = control.get_json("proxies");
         (proxies.as_array()?.len() == 1).then_some(())
     });

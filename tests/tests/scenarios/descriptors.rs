@@ -21,34 +21,36 @@ impl ExhaustedDescriptors {
     /// Limits the process to its current descriptors: a new one would get the lowest free number, which is the
     /// limit.
     fn new(pid: u32) -> Self {
-        let numbers = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process is there");
-        let numbers = numbers.filter_map(|fd| fd.ok()?.file_name().to_str()?.parse::<u64>().ok());
-        let used: BTreeSet<u64> = numbers.collect();
-        let lowest = (0..).find(|number| !used.contains(number)).expect("numbers do not end");
-        let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("it has limits");
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process runs");
+        let descriptors =
+            descriptors.filter_map(|fd| fd.ok()?.file_name().to_str()?.parse::<u64>().ok());
+        let used: BTreeSet<u64> = descriptors.collect();
+        let lowest = (0..).find(|number| !used.contains(number)).expect("an unused number");
+        let limits =
+            fs::read_to_string(format!("/proc/{pid}/limits")).expect("the process has limits");
         let files = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
-        let upper = files.and_then(|files| files.split_whitespace().nth(1)?.parse().ok());
-        let limit = Rlimit { current: Some(lowest), maximum: upper };
-        let previous_limit =
-            prlimit(pid_of(pid), Resource::Nofile, limit).expect("its limit can be set");
+        let hard_limit = files.and_then(|files| files.split_whitespace().nth(1)?.parse().ok());
+        let limit = Rlimit { current: Some(lowest), maximum: hard_limit };
+        let previous_limit = prlimit(parse_pid(pid), Resource::Nofile, limit)
+            .expect("the limit of the process can be set");
         Self { pid, previous_limit }
     }
 }
 
-fn pid_of(pid: u32) -> Option<Pid> {
+fn parse_pid(pid: u32) -> Option<Pid> {
     Pid::from_raw(i32::try_from(pid).expect("a pid"))
 }
 
 impl Drop for ExhaustedDescriptors {
     fn drop(&mut self) {
-        prlimit(pid_of(self.pid), Resource::Nofile, self.previous_limit)
-            .expect("its limit can be set");
+        prlimit(parse_pid(self.pid), Resource::Nofile, self.previous_limit)
+            .expect("the limit of the process can be set");
     }
 }
 
 /// Returns the CPU time of a process in ticks of a hundredth of a second (proc(5)).
 pub(super) fn cpu_ticks(pid: u32) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process runs");
     let (_, fields) = stat.rsplit_once(')').expect("a name in parentheses");
     let fields: Vec<&str> = fields.split_whitespace().collect();
     [fields[11], fields[12]].iter().filter_map(|field| field.parse::<u64>().ok()).sum()
@@ -86,7 +88,9 @@ fn a_process_without_file_descriptors_waits_without_cpu_and_recovers() {
     ];
     let mesh = TestMesh::up(&manifests.concat());
     let sidecar = mesh.sidecar("shop/stock-1");
-    for address in [sidecar.admin, sidecar.inbound.expect("it has a port"), sidecar.proxy] {
+    for address in
+        [sidecar.admin, sidecar.inbound.expect("the sidecar has an inbound port"), sidecar.proxy]
+    {
         let exhausted = ExhaustedDescriptors::new(sidecar.pid);
         let share = measure_waiting(sidecar.pid, address);
         assert!(share < 0.3, "{address}: {share} of a core");
@@ -100,12 +104,12 @@ fn a_process_without_file_descriptors_waits_without_cpu_and_recovers() {
     let exhausted = ExhaustedDescriptors::new(control);
     let mut waiting: Vec<UnixStream> =
         (0..40).map_while(|_| UnixStream::connect(&socket).ok()).collect();
-    let last = waiting.last_mut().expect("the socket is there");
+    let last = waiting.last_mut().expect("a waiting socket");
     last.set_read_timeout(Some(Duration::from_secs(1))).expect("a socket has timeouts");
     let share = cpu_share(control, || last.read(&mut [0]).expect_err("no response arrives").kind());
     assert!(share < 0.3, "control.sock: {share} of a core");
     drop((waiting, exhausted));
-    eventually("the control plane answers", Duration::from_secs(20), || {
+    eventually("the control plane responds", Duration::from_secs(20), || {
         mesh.run_leno(&["get", "status"]).status.success().then_some(())
     });
 }

@@ -61,7 +61,7 @@ fn a_diagnosis_names_the_failing_step() {
     assert!(text.contains("✗ workload     no workload shop/cart-2\n"), "{text}");
     assert!(text.contains("did you mean shop/cart-1?"), "{text}");
     mesh.write("mesh.yaml", &MANIFESTS.replace("targetPort: grpc", "targetPort: http"));
-    leno_tests::eventually("nothing is wrong", std::time::Duration::from_secs(10), || {
+    leno_tests::eventually("no step fails", std::time::Duration::from_secs(10), || {
         let (code, text) = run_diagnose(&mesh, &["shop/cart-1", "-o", "json"]);
         (code == Some(0) && text.contains("\"healthy\": true")).then_some(())
     });
@@ -83,7 +83,7 @@ fn a_diagnosis_of_a_client_finds_an_unresponsive_server_sidecar() {
     let is_cart = |proxy: &&Value| proxy["workload"] == "shop/cart-1";
     let pid = proxies.as_array().unwrap().iter().find(is_cart).unwrap()["pid"].as_u64().unwrap();
     let pid = u32::try_from(pid).unwrap();
-    // It keeps its ports open and does not respond.
+    // A paused sidecar keeps its ports open and does not respond.
     signal_pid(pid, Signal::STOP);
     let (code, text) = run_diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
     signal_pid(pid, Signal::CONT);
@@ -137,7 +137,7 @@ fn a_mistyped_host_name_is_not_a_failure_and_is_removed_by_a_restart() {
     assert!(text.contains("· names        it called shop/typo: no such service"), "{text}");
 
     web.kill();
-    web.start_again();
+    web.restart();
     leno_tests::eventually("the sidecar is connected again", max_wait, || {
         let proxies = control.get_json("proxies");
         (!proxies.as_array()?.is_empty()).then_some(())

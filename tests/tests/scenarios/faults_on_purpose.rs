@@ -74,7 +74,7 @@ fn injected_faults_delay_or_abort_requests_before_the_service() {
     let statuses: Vec<u16> = (0..200).map(|_| send_request(web, "/half").status).collect();
     let succeeded = statuses.iter().filter(|status| **status == 200).count();
     assert!((60..=140).contains(&succeeded), "{succeeded} of 200");
-    assert_eq!(received.load(Ordering::SeqCst) - before, succeeded, "nothing is retried");
+    assert_eq!(received.load(Ordering::SeqCst) - before, succeeded, "no request is retried");
 
     // The request body is read, so the connection stays usable.
     let post =

@@ -8,7 +8,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use edge::{
-    TestGateway, gateway_listener, prefix_rule, self_signed, weighted_backends, with_certificate,
+    TestGateway, gateway_listener, prefix_rule, self_signed_certificate, weighted_backends,
+    with_certificate,
 };
 use leno_model::{
     GatewayListener, GatewayPortRules, Redirect, RouteKind, RouteRule, RuleActions, Scheme,
@@ -61,7 +62,7 @@ fn requests_of_external_clients_follow_the_routes() {
     gateway.set_ports(vec![(port, GatewayPortRules::Http(http_listeners("*.example.com")))]);
     gateway.wait_until_ready();
     let address = gateway.address_of_port(port);
-    eventually("the sidecar is there", MAX_WAIT, || {
+    eventually("the sidecar is connected", MAX_WAIT, || {
         (send_request(address, "/", "").status == 200).then_some(())
     });
     for (path, status, text) in [
@@ -105,7 +106,7 @@ fn requests_of_external_clients_follow_the_routes() {
 fn tls_sessions_are_terminated_or_passed_through_by_server_name() {
     let gateway = TestGateway::start();
     let [first_certificate, second_certificate] =
-        [self_signed("shop.example.com"), self_signed("cart.example.com")];
+        [self_signed_certificate("shop.example.com"), self_signed_certificate("cart.example.com")];
     let (https, passthrough_port) = (free_port(), free_port());
     let listeners = vec![
         with_certificate(
@@ -155,7 +156,7 @@ fn tls_sessions_are_terminated_or_passed_through_by_server_name() {
         "000 0"
     );
     // A new certificate replaces the old one.
-    let new_certificate = self_signed("shop.example.com");
+    let new_certificate = self_signed_certificate("shop.example.com");
     let listeners =
         vec![with_certificate(listeners[0].clone(), &new_certificate), listeners[1].clone()];
     gateway.set_ports(vec![
@@ -190,7 +191,7 @@ fn ports_open_and_close_without_closing_connections_to_other_ports() {
         TestConnection::open(gateway.address_of_port(http_port)).expect("a connection");
     let request = "GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n\r\n";
     let mut assert_still_served = || {
-        connection.send(request).expect("it is there");
+        connection.send(request).expect("the connection is open");
         assert_eq!(connection.receive_response().expect("a response").status, 200);
     };
     assert_still_served();
@@ -216,7 +217,7 @@ const MAX_WAIT: Duration = Duration::from_secs(20);
 #[ignore = "takes two minutes; run by hand to measure: half_open"]
 fn latency_of_legitimate_gateway_clients_during_a_flood() {
     let gateway = TestGateway::start();
-    let (port, certificate) = (free_port(), self_signed("shop.example.com"));
+    let (port, certificate) = (free_port(), self_signed_certificate("shop.example.com"));
     let listener = gateway_listener("https", "", "shop.example.com", common_rules());
     gateway.set_ports(vec![(
         port,

@@ -161,11 +161,12 @@ fn latency_of_legitimate_clients_of_sidecar_and_control_plane_during_a_flood() {
     let (identity, workload) = (id("web"), WorkloadName::new("shop", "web-1").expect("a name"));
     let subject = CertificateSubject { id: &identity, workload: Some(&workload), instance: None };
     let hour = Duration::from_secs(3600);
-    let issued = authority.sign(&request, subject, hour, SystemTime::now()).expect("it signs");
+    let issued =
+        authority.sign(&request, subject, hour, SystemTime::now()).expect("the authority signs");
     let credential = Credential::new(key, issued).expect("a credential");
     let service = ServiceName::new("shop", "stock").expect("a name");
     let client = LegitimateClient {
-        address: sidecar.inbound.expect("it has a port"),
+        address: sidecar.inbound.expect("the sidecar has an inbound port"),
         config: client_config(&credential, &id("stock"), &[b"http/1.1"]).expect("a configuration"),
         name: server_name(&service).expect("a name"),
         request: b"GET / HTTP/1.1\r\nhost: stock\r\n\r\n",
@@ -174,7 +175,7 @@ fn latency_of_legitimate_clients_of_sidecar_and_control_plane_during_a_flood() {
     let token = mesh.run_leno(&["token", "shop/web-1"]);
     let bundle = JoinBundle::parse(&String::from_utf8_lossy(&token.stdout)).expect("a bundle");
     let config = join_client_config(&bundle.roots, &control_id(&domain), &[b"leno-join/1"]);
-    let address = bundle.control[0];
+    let address = bundle.control_addresses[0];
     let client = LegitimateClient {
         address,
         config: config.expect("a configuration"),

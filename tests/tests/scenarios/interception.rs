@@ -199,7 +199,7 @@ impl PodNetwork {
         format!("10.254.{}.{host}", self.subnet)
     }
 
-    fn namespace_of(&self, host: u32) -> &NetworkNamespace {
+    fn host_namespace(&self, host: u32) -> &NetworkNamespace {
         &self.namespaces[(host - CLIENT) as usize]
     }
 
@@ -210,7 +210,7 @@ impl PodNetwork {
 
     /// As [`Self::start_sidecar`], with options for both commands.
     fn start_sidecar_with(&mut self, host: u32, workload: &str, options: &[&str]) {
-        let output = self.namespace_of(host).run_redirect(options);
+        let output = self.host_namespace(host).run_redirect(options);
         assert!(output.status.success(), "{output:?}");
         let sidecar_directory = self.directory.path().join(workload);
         std::fs::create_dir(&sidecar_directory).unwrap();
@@ -221,7 +221,7 @@ impl PodNetwork {
             std::os::unix::fs::chown(path, Some(SIDECAR_UID), Some(SIDECAR_UID)).unwrap();
         }
         let user = SIDECAR_UID.to_string();
-        let mut command = self.namespace_of(host).namespace_command("setpriv");
+        let mut command = self.host_namespace(host).namespace_command("setpriv");
         command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--bounding-set=-all"]);
         command.arg(leno_command().get_program()).args([
             "proxy",
@@ -237,7 +237,7 @@ impl PodNetwork {
 
     /// Starts a web server on the address of a Pod.
     fn start_server(&mut self, host: u32, port: u16) {
-        let mut command = self.namespace_of(host).namespace_command("python3");
+        let mut command = self.host_namespace(host).namespace_command("python3");
         command.args(["-m", "http.server", &port.to_string(), "--bind", &self.pod_address(host)]);
         self.running.push(TestProgram::start("application", &mut command));
     }
@@ -249,7 +249,7 @@ impl PodNetwork {
 
     /// Returns the status of a `curl` request from a Pod, `reset`, or curl's error.
     fn curl_from(&self, from: u32, arguments: &[&str]) -> String {
-        let mut curl = self.namespace_of(from).namespace_command("curl");
+        let mut curl = self.host_namespace(from).namespace_command("curl");
         curl.args(["-sSv", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}"]).args(arguments);
         let output = curl.output().unwrap();
         if output.status.success() {

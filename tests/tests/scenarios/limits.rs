@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use leno_tests::manifests::{client_manifest, mesh_config, server_manifest, server_of};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest, server_with_protocol};
 use leno_tests::{
     TestApplication, TestConnection, TestMesh, eventually, exchange_bytes, free_port, get,
 };
@@ -72,12 +72,12 @@ fn each_client_has_its_own_limit_and_excess_requests_get_429() {
     // The buckets are full again, and the limit applies to all clients: changing the policy replaces the limit.
     let rules = "targetRefs: [{kind: Service, name: stock}]\n  rules: [{requests: 1, per: 1h}]";
     mesh.write("limit.yaml", &rate_limit(rules).replace("name: limit", "name: a-limit"));
-    let status_of = |listener| get(listener, "/a").expect("the listener responds").status;
-    eventually("the other limit decides", MAX_WAIT, || (status_of(web) == 200).then_some(()));
-    assert_eq!((status_of(app), status_of(web)), (429, 429));
+    let get_status = |listener| get(listener, "/a").expect("the listener responds").status;
+    eventually("the other limit decides", MAX_WAIT, || (get_status(web) == 200).then_some(()));
+    assert_eq!((get_status(app), get_status(web)), (429, 429));
     // The limit no longer applies.
     mesh.remove("limit.yaml");
-    eventually("the first decides again", MAX_WAIT, || {
+    eventually("the first limit decides again", MAX_WAIT, || {
         (get(web, "/a").ok()?.first_header("x-limit") == Some("clients")).then_some(())
     });
 }
@@ -119,7 +119,7 @@ fn an_excess_tcp_connection_is_reset_and_the_others_continue() {
     let listener = free_port();
     let manifests = [
         mesh_config("allow"),
-        server_of("stock", stock.port(), "TCP", &[]),
+        server_with_protocol("stock", stock.port(), "TCP", &[]),
         client_manifest("web", &[], &[("stock", listener)]),
         rate_limit("targetRefs: [{name: stock}]\n  connections: {count: 2, per: 1h}"),
     ];
@@ -128,7 +128,7 @@ fn an_excess_tcp_connection_is_reset_and_the_others_continue() {
     for _ in 0..2 {
         let mut connection =
             TestConnection::open(loopback_address(listener)).expect("the listener is open");
-        assert_eq!(connection.get("/a").expect("it is carried").status, 200);
+        assert_eq!(connection.get("/a").expect("the request gets a response").status, 200);
         open.push(connection);
     }
     // The reset may reach the client while it connects, sends or waits.
@@ -138,7 +138,7 @@ fn an_excess_tcp_connection_is_reset_and_the_others_continue() {
     let kinds = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
     assert!(result.as_ref().is_err_and(|error| kinds.contains(&error.kind())), "{result:?}");
     for connection in &mut open {
-        assert_eq!(connection.get("/b").expect("it is carried").status, 200);
+        assert_eq!(connection.get("/b").expect("the request gets a response").status, 200);
     }
 }
 

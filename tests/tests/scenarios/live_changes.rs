@@ -61,7 +61,7 @@ spec: {selector: {app: ratings}, ports: [{name: raw, port: 9080, targetPort: raw
     }
 
     /// Waits until requests succeed and the certificate is that of the account.
-    fn wait_for(&self, mesh: &TestMesh, [listener, raw_listener]: [u16; 2]) {
+    fn wait_until_applied(&self, mesh: &TestMesh, [listener, raw_listener]: [u16; 2]) {
         eventually(&format!("{self:?}"), MAX_WAIT, || {
             let certificates = mesh.get_json("certificates");
             let mut certificates = certificates.as_array()?.iter();
@@ -106,7 +106,7 @@ fn ten_changes_of_the_only_instance_fail_no_request() {
     let ports = [[free_port(), free_port()], [free_port(), free_port()]];
     let mut state = WorkloadVariant { ports: ports[0], account: "ratings", word: "0".to_owned() };
     let mesh = TestMesh::up(&state.mesh_manifests(listeners));
-    state.wait_for(&mesh, listeners);
+    state.wait_until_applied(&mesh, listeners);
     let loads = [
         ("HTTP/1.1", start_load(&["-c", "100"], listeners[0])),
         ("HTTP/2", start_load(&["--http", "2", "-c", "2", "--streams", "50"], listeners[0])),
@@ -125,7 +125,7 @@ fn ten_changes_of_the_only_instance_fail_no_request() {
             state.word = (number + 1).to_string();
         }
         mesh.write("mesh.yaml", &state.mesh_manifests(listeners));
-        state.wait_for(&mesh, listeners);
+        state.wait_until_applied(&mesh, listeners);
     }
     for (protocol, load) in loads {
         let mut report = stop_and_report(load);

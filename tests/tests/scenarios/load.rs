@@ -83,13 +83,13 @@ fn exit_codes_distinguish_success_failure_and_wrong_usage() {
     });
     let root = format!("http://127.0.0.1:{}", server.port());
     let bad = format!("{root}/bad");
-    let vacant = format!("http://127.0.0.1:{}/", free_port());
+    let unused_url = format!("http://127.0.0.1:{}/", free_port());
     let code = |arguments: &[&str]| run_load(arguments).status.code();
     assert_eq!(code(&["-n", "20", &root]), Some(0));
     assert_eq!(code(&["-n", "20", &root, &bad]), Some(0));
     assert_eq!(code(&["-n", "20", "--max-errors", "1%", &root, &bad]), Some(1));
     assert_eq!(code(&["-n", "20", &bad]), Some(1));
-    assert_eq!(code(&["-n", "2", &vacant]), Some(1));
+    assert_eq!(code(&["-n", "2", &unused_url]), Some(1));
     for usage in [
         &["--rate", "0", &root] as &[&str],
         &["--connections", "0", &root],

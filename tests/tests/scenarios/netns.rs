@@ -43,27 +43,27 @@ spec:
   - "-c"
   - |
     import socket
-    here = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    here.bind(("0.0.0.0", 5353))
+    server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    server.bind(("0.0.0.0", 5353))
     print("udp listens", flush=True)
     while True:
-        data, peer = here.recvfrom(65535)
-        here.sendto(repr(peer).encode() + b" " + data, peer)
+        data, peer = server.recvfrom(65535)
+        server.sendto(repr(peer).encode() + b" " + data, peer)
 "#;
 
 /// A UDP client that sends datagrams of several sizes, the largest in fragments, and prints the complete
 /// responses.
 const UDP_CLIENT: &str = r#"
 import os, socket, sys
-here = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-here.settimeout(5)
-here.connect((sys.argv[1], 5353))
+client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+client.settimeout(5)
+client.connect((sys.argv[1], 5353))
 for length in [0, 1, 512, 1400, 9000]:
     data = os.urandom(length)
-    here.send(data)
-    back = here.recv(65535)
-    expected = repr(here.getsockname()).encode() + b" " + data
-    print(length, "same" if back == expected else "other")
+    client.send(data)
+    response = client.recv(65535)
+    expected = repr(client.getsockname()).encode() + b" " + data
+    print(length, "same" if response == expected else "other")
 "#;
 
 /// A mesh in network namespaces, on a subnet that no other test uses.
@@ -87,11 +87,21 @@ impl NamespacedMesh {
 
     /// Runs unmodified curl without a proxy in the namespace of the client's application.
     fn curl_from_client(&self, url: &str) -> Output {
-        self.run(&["curl", "-sS", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}", url])
+        self.run_in_client_namespace(&[
+            "curl",
+            "-sS",
+            "-m",
+            "8",
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{http_code}",
+            url,
+        ])
     }
 
-    /// Runs a program there.
-    fn run(&self, command: &[&str]) -> Output {
+    /// Runs a program in the namespace of the client's application.
+    fn run_in_client_namespace(&self, command: &[&str]) -> Output {
         let [.., third, fourth] = self.client.octets();
         let host = u16::from_be_bytes([third, fourth]);
         let namespace = format!("leno{}-{host}", self.mesh.up.pid());
@@ -139,12 +149,12 @@ fn printed_status(output: &Output) -> String {
 #[test]
 fn a_sidecar_with_an_unreachable_admin_page_responds_over_its_stream() {
     if !is_root() {
-        return eprintln!("not shown: network namespaces need root");
+        return eprintln!("skipped: network namespaces need root");
     }
     let mesh = NamespacedMesh::start_mesh(free_port());
     let rules = "add table inet closed; add chain inet closed input { type filter hook input priority -300; }; \
                  add rule inet closed input tcp dport 15000 drop";
-    let closed = mesh.run(&["nft", rules]);
+    let closed = mesh.run_in_client_namespace(&["nft", rules]);
     assert!(closed.status.success(), "{closed:?}");
     let admin = SocketAddr::from((mesh.client, 15_000));
     let reached = std::net::TcpStream::connect_timeout(&admin, Duration::from_millis(200));
@@ -168,7 +178,7 @@ fn a_sidecar_with_an_unreachable_admin_page_responds_over_its_stream() {
 #[test]
 fn unmodified_programs_are_meshed_and_cannot_bypass_the_sidecar() {
     if !is_root() {
-        return eprintln!("not shown: network namespaces need root");
+        return eprintln!("skipped: network namespaces need root");
     }
     let external_server = TcpListener::bind("0.0.0.0:0").unwrap();
     let external_port = external_server.local_addr().unwrap().port();
@@ -194,11 +204,13 @@ fn unmodified_programs_are_meshed_and_cannot_bypass_the_sidecar() {
 
     if std::fs::exists("/proc/net/if_inet6").unwrap() {
         let only_v6 = ["curl", "-6", "-sS", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}"];
-        let status_of = |url: &str| printed_status(&mesh.run(&[&only_v6[..], &[url]].concat()));
-        assert_eq!(status_of("http://ratings.bookinfo:9080/"), "200", "by name, over IPv6");
+        let get_ipv6_status = |url: &str| {
+            printed_status(&mesh.run_in_client_namespace(&[&only_v6[..], &[url]].concat()))
+        };
+        assert_eq!(get_ipv6_status("http://ratings.bookinfo:9080/"), "200", "by name, over IPv6");
         // Addresses of the service network, of a neighboring network, and of an unused one.
         for address in ["fd6c:656e:6f00:f0::7", "fd6c:656e:6f00:1::2", "2001:db8::1"] {
-            assert_eq!(status_of(&format!("http://[{address}]:9080/")), "000", "{address}");
+            assert_eq!(get_ipv6_status(&format!("http://[{address}]:9080/")), "000", "{address}");
         }
     }
 
@@ -225,7 +237,11 @@ fn unmodified_programs_are_meshed_and_cannot_bypass_the_sidecar() {
         tcp.write_all(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n").unwrap();
     });
     let excluded = mesh.curl_from_client(&format!("http://{gateway}:{external_port}/"));
-    assert_eq!(printed_status(&excluded), "204", "an excluded port is left alone: {excluded:?}");
+    assert_eq!(
+        printed_status(&excluded),
+        "204",
+        "connections to an excluded port are not redirected: {excluded:?}"
+    );
     responder.join().unwrap();
 
     let NamespacedMesh { mut mesh, .. } = mesh;
@@ -238,14 +254,15 @@ fn unmodified_programs_are_meshed_and_cannot_bypass_the_sidecar() {
 #[test]
 fn udp_datagrams_pass_between_namespaces_unchanged() {
     if !is_root() {
-        return eprintln!("not shown: network namespaces need root");
+        return eprintln!("skipped: network namespaces need root");
     }
     let mesh = NamespacedMesh::start_mesh(1);
     mesh.mesh.up.wait_for_line("udp listens", Duration::from_secs(20));
-    let output = mesh.run(&["python3", "-c", UDP_CLIENT, &mesh.echo.to_string()]);
+    let output =
+        mesh.run_in_client_namespace(&["python3", "-c", UDP_CLIENT, &mesh.echo.to_string()]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(text, "0 same\n1 same\n512 same\n1400 same\n9000 same\n", "{output:?}");
-    // It is not a request of the mesh, and is not counted.
+    // Datagrams are not requests of the mesh, and are not counted.
     for sidecar in [mesh.client, mesh.echo] {
         let metrics = get_page(SocketAddr::from((sidecar, 15_000)), "/metrics").unwrap();
         let metrics = String::from_utf8(metrics.body).unwrap();
@@ -256,7 +273,7 @@ fn udp_datagrams_pass_between_namespaces_unchanged() {
 #[test]
 fn a_subnet_with_another_route_is_rejected() {
     if !is_root() {
-        return eprintln!("not shown: network namespaces need root");
+        return eprintln!("skipped: network namespaces need root");
     }
     let network = free_network();
     let bridge = TestBridge::with_address(&format!("{network}.7.1/24"));
@@ -296,6 +313,6 @@ impl TestBridge {
 
 impl Drop for TestBridge {
     fn drop(&mut self) {
-        let _gone = Command::new("ip").args(["link", "del", &self.0]).status();
+        let _status = Command::new("ip").args(["link", "del", &self.0]).status();
     }
 }

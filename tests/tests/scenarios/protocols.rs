@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::manifests::{client_manifest, mesh_config, server_of};
+use leno_tests::manifests::{client_manifest, mesh_config, server_with_protocol};
 use leno_tests::{
     ApplicationReply, Nginx, TestApplication, TestMesh, TestProgram, eventually, free_port,
     leno_command,
@@ -32,7 +32,7 @@ fn an_http2_or_grpc_client_without_permission_gets_a_response() {
     let names = ["http", "http2", "grpc", "undeclared"];
     let mut manifests = mesh_config("deny");
     for (name, protocol) in names.iter().zip(protocols) {
-        manifests += &server_of(name, application.port(), protocol, &[]);
+        manifests += &server_with_protocol(name, application.port(), protocol, &[]);
     }
     let pairs: Vec<_> = names.into_iter().zip(listeners).collect();
     manifests += &client_manifest("web", &[], &pairs);
@@ -62,7 +62,7 @@ fn an_http2_or_grpc_client_without_permission_gets_a_response() {
 fn start_pair(port: u16, protocol: &str) -> (TestMesh, u16) {
     let listener = free_port();
     let manifests = mesh_config("allow")
-        + &server_of("app", port, protocol, &[])
+        + &server_with_protocol("app", port, protocol, &[])
         + &client_manifest("web", &[], &[("app", listener)]);
     (TestMesh::up(&manifests), listener)
 }

@@ -14,7 +14,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use leno_tests::manifests::{
-    allowed_http, allowed_tcp, client_manifest, mesh_config, server_manifest, server_of,
+    client_manifest, http_access_manifest, mesh_config, server_manifest, server_with_protocol,
+    tcp_access_manifest,
 };
 use leno_tests::{
     ControlProgram, SidecarProgram, TestApplication, TestConnection, TestMesh, eventually,
@@ -135,9 +136,9 @@ fn b_no_header_is_an_identity() {
         server_manifest("stock", stock.port(), &[]),
         client_manifest("web", &[], &[("stock", allowed)]),
         client_manifest("other", &[], &[("stock", denied)]),
-        allowed_http("web", "stock", ".*"),
+        http_access_manifest("web", "stock", ".*"),
         // The client's own sidecar permits the request: only the server's decides.
-        allowed_http("other", "stock", "/public"),
+        http_access_manifest("other", "stock", "/public"),
     ];
     let _mesh = TestMesh::up(&manifests.concat());
     let identity_headers = "serviceidentity: web.shop\r\n\
@@ -164,10 +165,12 @@ fn b_no_header_is_an_identity() {
 fn c_a_tcp_port_needs_a_policy() {
     let mesh = TcpShop::start_shop();
     assert!(mesh.is_closed(), "no policy allows the connection");
-    mesh.mesh.write("tcp.yaml", &allowed_tcp("web", "stock"));
+    mesh.mesh.write("tcp.yaml", &tcp_access_manifest("web", "stock"));
     eventually("the policy opens the port", MAX_WAIT, || (!mesh.is_closed()).then_some(()));
     mesh.mesh.remove("tcp.yaml");
-    eventually("without it the port is closed", MAX_WAIT, || mesh.is_closed().then_some(()));
+    eventually("without the policy the port is closed", MAX_WAIT, || {
+        mesh.is_closed().then_some(())
+    });
 }
 
 /// d. A client accepts every certificate of the mesh for every service.
@@ -218,7 +221,7 @@ spec:
         mesh_config("deny"),
         server_manifest("stock", stock.port(), &[]),
         client_manifest("web", &[], &[("stock", listener)]),
-        allowed_http("web", "stock", "/admin"),
+        http_access_manifest("web", "stock", "/admin"),
         rules.to_owned(),
     ];
     let _mesh = TestMesh::up(&manifests.concat());
@@ -324,8 +327,8 @@ fn h_no_kind_has_a_field_for_a_secret() {
 #[test]
 fn i_a_target_for_http_opens_no_tcp_port() {
     let mesh = TcpShop::start_shop();
-    assert!(mesh.is_closed(), "there is no target at all");
-    mesh.mesh.write("http.yaml", &allowed_http("web", "stock", ".*"));
+    assert!(mesh.is_closed(), "there is no target");
+    mesh.mesh.write("http.yaml", &http_access_manifest("web", "stock", ".*"));
     let has_target = || {
         let output = mesh.mesh.run_leno(&["get", "policies", "-o", "json"]);
         String::from_utf8_lossy(&output.stdout).contains("web-to-stock").then_some(())
@@ -372,8 +375,8 @@ spec: {serviceAccount: web}
     let workloads = ["shop/web-1", "shop/web-2"];
     let _proxies = workloads.map(|workload| SidecarProgram::join(&control, workload, &[]));
     let keys = workloads.map(|workload| key_material(&control.state_directory(workload)).pop());
-    assert!(keys[0].is_some() && keys[0] != keys[1], "each sidecar has a key of its own");
-    // The control plane never had them.
+    assert!(keys[0].is_some() && keys[0] != keys[1], "each sidecar has its own key");
+    // The control plane has no copy of them.
     let data = directory_contents(&control.data_directory());
     assert!(keys.iter().flatten().all(|key| !data.contains(key.as_str())));
     for workload in workloads {
@@ -383,7 +386,7 @@ spec: {serviceAccount: web}
             .arg(file)
             .output()
             .expect("openssl runs");
-        assert!(!output.status.success(), "a certificate is good for more than 25 hours");
+        assert!(!output.status.success(), "a certificate is valid for more than 25 hours");
     }
 }
 
@@ -400,7 +403,7 @@ impl TcpShop {
         let listener = free_port();
         let manifests = [
             mesh_config("deny"),
-            server_of("stock", stock.port(), "TCP", &[]),
+            server_with_protocol("stock", stock.port(), "TCP", &[]),
             client_manifest("web", &[], &[("stock", listener)]),
         ];
         let mesh = TestMesh::up(&manifests.concat());

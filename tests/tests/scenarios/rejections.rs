@@ -8,7 +8,8 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use leno_tests::manifests::{
-    allowed_http, client_manifest, mesh_config, route_manifest, server_of, service_manifest,
+    client_manifest, http_access_manifest, mesh_config, route_manifest, server_with_protocol,
+    service_manifest,
 };
 use leno_tests::{
     AdminPage, ApplicationReply, TestApplication, TestConnection, TestMesh, eventually,
@@ -162,7 +163,7 @@ fn client_cases() -> Vec<RejectionCase> {
 }
 
 fn strict_cases() -> Vec<RejectionCase> {
-    let read = |service: &str| allowed_http("web", service, "/read");
+    let read = |service: &str| http_access_manifest("web", service, "/read");
     let not_allowed = |service, protocol| RejectionCase {
         protocol,
         rejecting_side: RejectingSide::Client,
@@ -230,7 +231,7 @@ impl Shop {
                 name => {
                     let is_own = [SEPARATE, LARGE].contains(&case.protocol);
                     let declared = if is_own { "HTTP" } else { case.protocol };
-                    server_of(name, application.port(), declared, &[])
+                    server_with_protocol(name, application.port(), declared, &[])
                 }
             };
             manifests += &case.manifests;
@@ -394,8 +395,8 @@ fn check_views(shop: &Shop, case: &RejectionCase, listener: u16) {
     });
     assert_shown("leno status", &|| {
         let (code, text) = shop.run_leno(&["status"]);
-        let of_service = format!("✗ {name}: the mesh rejects ");
-        let line = text.lines().find(|line| line.contains(&of_service))?;
+        let rejection_text = format!("✗ {name}: the mesh rejects ");
+        let line = text.lines().find(|line| line.contains(&rejection_text))?;
         let is_complete = line.contains(reason) && line.ends_with(decided_by_object.as_str());
         (code == Some(1) && is_complete && text.contains(&format!("leno explain {reason}")))
             .then_some(())
@@ -483,13 +484,13 @@ fn assert_has_rate(protocol: &'static str, request: &str) {
         (is_counted && rates["success"] == 1.0 && rates["per_second"].as_f64()? > 0.0).then_some(())
     });
     // The views cover the last half minute: further connections are opened meanwhile, and stay open.
-    let further = RefCell::new(open);
+    let connections = RefCell::new(open);
     for (view, arguments) in [
         ("leno top", &["top", "--once"][..]),
         ("leno get services", &["get", "services", "-o", "wide"]),
     ] {
         eventually(&format!("{view} shows a rate"), MAX_WAIT, || {
-            further.borrow_mut().push(connect(0));
+            connections.borrow_mut().push(connect(0));
             let (code, text) = shop.run_leno(arguments);
             let line = text.lines().find(|line| line.starts_with("shop/long"))?;
             let is_rate = |word: &str| word.ends_with("/s") && word != "0/s";
@@ -547,9 +548,9 @@ fn a_connection_without_bytes_is_not_counted_as_rejected() {
     let mut connection = TestConnection::open(listener).unwrap();
     for _ in 0..3 {
         let mut idle = TestConnection::open(listener).unwrap();
-        assert!(!idle.has_activity(Duration::from_secs(1)).unwrap(), "it ended");
+        assert!(!idle.has_activity(Duration::from_secs(1)).unwrap(), "the connection is closed");
     }
-    assert!(!connection.has_activity(Duration::from_secs(1)).unwrap(), "it ended");
+    assert!(!connection.has_activity(Duration::from_secs(1)).unwrap(), "the connection is closed");
     assert_eq!(connection.get("/").unwrap().status, 200);
     assert_eq!(connection.get("/admin").unwrap().status, 403);
     // The rejection of that request only.
@@ -566,7 +567,10 @@ fn a_connection_without_bytes_is_not_counted_as_rejected() {
     assert!(denied.len() == 1 && denied[0].ends_with("} 1"), "{denied:?}");
     // Bytes of another protocol are rejected, and the client gets a reset.
     let mut non_http_connection = TestConnection::open(listener).unwrap();
-    assert!(!non_http_connection.has_activity(Duration::from_secs(1)).unwrap(), "it ended");
+    assert!(
+        !non_http_connection.has_activity(Duration::from_secs(1)).unwrap(),
+        "the connection is closed"
+    );
     non_http_connection.send("\0").unwrap();
     let error = non_http_connection.read_to_end().unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);

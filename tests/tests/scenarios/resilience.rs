@@ -134,7 +134,7 @@ fn a_terminating_signal_stops_a_mesh_gracefully() {
         assert!(mesh.up.wait_for_exit(MAX_WAIT).success(), "{signal:?}");
         for child in children {
             let has_ended = || (!Path::new(&format!("/proc/{child}")).exists()).then_some(());
-            eventually("the child is gone", MAX_WAIT, has_ended);
+            eventually("the child has ended", MAX_WAIT, has_ended);
         }
     }
 }
@@ -146,7 +146,7 @@ fn missing_configuration_is_reported_and_deletes_nothing() {
     let manifest_directory = mesh.manifest_file("").parent().unwrap().join("mesh");
     let moved_directory = manifest_directory.with_file_name("away");
     std::fs::rename(&manifest_directory, &moved_directory).unwrap();
-    eventually("a finding", MAX_WAIT, || {
+    eventually("status has a finding", MAX_WAIT, || {
         let status = mesh.run_leno(&["status"]);
         let text = String::from_utf8_lossy(&status.stdout).into_owned();
         (text.contains(&*manifest_directory.to_string_lossy()) && !status.status.success())
@@ -154,7 +154,7 @@ fn missing_configuration_is_reported_and_deletes_nothing() {
     });
     assert_eq!(get(loopback_address(listener), "/").unwrap().status, 200);
     std::fs::rename(&moved_directory, &manifest_directory).unwrap();
-    eventually("no finding", MAX_WAIT, || {
+    eventually("status has no finding", MAX_WAIT, || {
         mesh.run_leno(&["status"]).status.success().then_some(())
     });
     mesh.remove("mesh.yaml");
@@ -168,7 +168,7 @@ fn a_removed_socket_is_recreated() {
     let (application, listener) = (TestApplication::start_echo(), free_port());
     let mesh = TestMesh::up(&ratings_manifests("", application.port(), listener, "allow"));
     std::fs::remove_file(mesh.data_directory().join("control.sock")).unwrap();
-    eventually("a response", MAX_WAIT, || {
+    eventually("status succeeds", MAX_WAIT, || {
         mesh.run_leno(&["status"]).status.success().then_some(())
     });
 }
@@ -235,7 +235,7 @@ print("stopped", third.wait(), [l for l in leftovers() if str(third.pid) in l])
 #[test]
 fn a_killed_namespaced_mesh_does_not_block_the_next_start() {
     if !is_root() {
-        return eprintln!("not shown: network namespaces need root");
+        return eprintln!("skipped: network namespaces need root");
     }
     let directory = tempfile::tempdir().unwrap();
     let workload = "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
@@ -260,14 +260,14 @@ while True:
     try:
         print("own service", opener.open("http://own.shop:9000/", timeout=5).status, flush=True)
     except OSError as error:
-        print("no answer", error, flush=True)
+        print("no response", error, flush=True)
     time.sleep(0.2)
 "#;
 
 #[test]
 fn a_workload_in_a_namespace_reaches_its_own_service() {
     if !is_root() {
-        return eprintln!("not shown: network namespaces need root");
+        return eprintln!("skipped: network namespaces need root");
     }
     let command = OWN_SERVICE_SCRIPT.replace('\n', "\n    ");
     let manifests = format!(

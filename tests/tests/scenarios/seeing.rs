@@ -68,13 +68,13 @@ fn the_page_shows_calls_failures_and_live_requests() {
         };
         services.iter().map(has_rate).collect::<Option<Vec<_>>>()
     });
-    // The host may be a foreign name.
+    // The host may be a name outside the mesh.
     assert_eq!(get(demo.page, "/api/traffic").unwrap().status, 421);
     demo.wait_until_measured();
     let (code, text) = demo.run_leno(&["status"]);
     assert_eq!(code, Some(0), "{text}");
     // Rejections of the demo itself are red once reported, until they are no longer recent.
-    eventually("no request is denied any more", Duration::from_secs(90), || {
+    eventually("no request is denied anymore", Duration::from_secs(90), || {
         let traffic = demo.get_api("/traffic");
         let edges = traffic["edges"].as_array()?;
         let denied = edges.iter().find(|edge| edge["from"] == "bookinfo/outsider-1");
@@ -104,8 +104,11 @@ fn the_page_shows_calls_failures_and_live_requests() {
     assert!(text.contains("✗ bookinfo/details") && text.contains("leno explain denied"), "{text}");
     let (code, text) = demo.run_leno(&["top", "--once", "--sort", "success"]);
     // The pages that depend on it fail as well.
-    let mut first = text.lines().skip(1).take(2);
-    assert!(code == Some(0) && first.any(|line| line.starts_with("bookinfo/details")), "{text}");
+    let mut top_lines = text.lines().skip(1).take(2);
+    assert!(
+        code == Some(0) && top_lines.any(|line| line.starts_with("bookinfo/details")),
+        "{text}"
+    );
     assert!(text.contains("bookinfo/productpage-1") && text.contains("mCPU"), "{text}");
     assert_decision_counts(&demo);
     assert!(demo.program.stop(MAX_WAIT).code().is_some());
@@ -146,7 +149,7 @@ fn the_page_is_usable_within_a_second_with_a_thousand_services() {
     let manifests: String = (0..1000).map(service).collect();
     let mut control = ControlProgram::start(&manifests, &["--page", "127.0.0.1:0"]);
     let page = control.get_json("status")["page"].as_str().map(str::to_owned);
-    run_browser("crowd", &page.expect("it has a page"));
+    run_browser("crowd", &page.expect("the mesh has a page"));
     assert!(control.program.stop(MAX_WAIT).success());
 }
 

@@ -30,10 +30,10 @@ fn output_text(output: &Output) -> String {
 #[test]
 fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
     let controls = ControlProgram::start_replicas(2, MANIFESTS, &[]);
-    let [with_both, with_none] = &controls[..] else { panic!("two control planes") };
-    let address = with_both.listen_address().to_string();
-    let _cart = SidecarProgram::join(with_both, "shop/cart-1", &["--control", &address]);
-    let _web = SidecarProgram::join(with_both, "shop/web-1", &["--control", &address]);
+    let [connected_control, other_control] = &controls[..] else { panic!("two control planes") };
+    let address = connected_control.listen_address().to_string();
+    let _cart = SidecarProgram::join(connected_control, "shop/cart-1", &["--control", &address]);
+    let _web = SidecarProgram::join(connected_control, "shop/web-1", &["--control", &address]);
     let states = |control: &ControlProgram| -> Vec<String> {
         let workloads = control.get_json("workloads");
         let workloads = workloads.as_array().expect("an array").iter();
@@ -42,16 +42,16 @@ fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
             .collect()
     };
     eventually("both control planes list both sidecars", MAX_WAIT, || {
-        let observed = [states(with_both), states(with_none)];
+        let observed = [states(connected_control), states(other_control)];
         (observed == [["connected"; 2], ["other-replica"; 2]]).then_some(())
     });
     // The complete response, without a note.
-    let complete = with_both.run_leno(&["get", "connections", "-o", "json"]);
+    let complete = connected_control.run_leno(&["get", "connections", "-o", "json"]);
     assert!(complete.stderr.is_empty(), "{}", output_text(&complete));
     let rows: Vec<Value> = serde_json::from_slice(&complete.stdout).unwrap();
     assert!(rows.len() == 2 && rows.iter().all(|row| row["open"].is_u64()), "{rows:?}");
     let diagnosed =
-        output_text(&with_both.run_leno(&["diagnose", "shop/web-1", "--to", "shop/cart"]));
+        output_text(&connected_control.run_leno(&["diagnose", "shop/web-1", "--to", "shop/cart"]));
     assert!(diagnosed.contains("✓ sidecar"), "{diagnosed}");
 
     let scope = format!(
@@ -68,11 +68,11 @@ fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
         &["diagnose", "shop/web-1", "--to", "shop/cart"],
         &["explain", "request", "--from", "shop/web-1", "--url", "http://cart.shop/"],
     ] {
-        let text = output_text(&with_none.run_leno(arguments));
+        let text = output_text(&other_control.run_leno(arguments));
         assert!(text.contains(&scope), "{arguments:?}: {text}");
         assert!(!text.contains("Connection refused"), "{text}");
     }
-    let status = with_none.run_leno(&["status"]);
+    let status = other_control.run_leno(&["status"]);
     assert!(
         !output_text(&status).contains("without a connected sidecar"),
         "{}",

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use leno_tests::manifests::{allowed_http, allowed_tcp, client_manifest, mesh_config, server_of};
+use leno_tests::manifests::{
+    client_manifest, http_access_manifest, mesh_config, server_with_protocol, tcp_access_manifest,
+};
 use leno_tests::{
     ApplicationReply, TestApplication, TestConnection, TestMesh, eventually, free_port,
 };
@@ -25,13 +27,13 @@ spec:
 /// first and the last.
 struct Shop {
     mesh: TestMesh,
-    root: SocketAddr,
-    last: SocketAddr,
+    root_listener: SocketAddr,
+    last_listener: SocketAddr,
     _applications: [TestApplication; 4],
 }
 
 impl Shop {
-    /// Starts it; `protocol` is the declared protocol of the services.
+    /// Starts a mesh; `protocol` is the declared protocol of the services.
     fn start_shop(protocol: &str) -> Self {
         let applications =
             SERVICES.map(|name| TestApplication::start(move |_| ApplicationReply::ok(name)));
@@ -43,10 +45,10 @@ impl Shop {
             &[("stock.shop", listeners[0]), ("stock-v3.shop", listeners[1])],
         );
         for (name, application) in SERVICES.iter().zip(&applications) {
-            manifests += &server_of(name, application.port(), protocol, &[]);
+            manifests += &server_with_protocol(name, application.port(), protocol, &[]);
             manifests += &match protocol {
-                "TCP" => allowed_tcp("user", name),
-                _ => allowed_http("user", name, "/.*"),
+                "TCP" => tcp_access_manifest("user", name),
+                _ => http_access_manifest("user", name, "/.*"),
             };
         }
         manifests += "---
@@ -56,8 +58,9 @@ metadata: {name: gold, namespace: shop}
 spec: {matches: [{name: gold, pathRegex: \"/gold/.*\", headers: [{x-tier: gold|platinum}]}]}
 ";
         let mesh = TestMesh::up(&manifests);
-        let [root, last] = listeners.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
-        let shop = Self { mesh, root, last, _applications: applications };
+        let [root_listener, last_listener] =
+            listeners.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        let shop = Self { mesh, root_listener, last_listener, _applications: applications };
         shop.wait_for_backend("stock");
         shop
     }
@@ -72,7 +75,7 @@ spec: {matches: [{name: gold, pathRegex: \"/gold/.*\", headers: [{x-tier: gold|p
         let head = format!(
             "GET {path} HTTP/1.1\r\nhost: stock.shop.svc.cluster.local\r\nx-tier: {tier}\r\n\r\n"
         );
-        let mut connection = TestConnection::open(self.root).ok()?;
+        let mut connection = TestConnection::open(self.root_listener).ok()?;
         connection.send(head).ok()?;
         let response =
             connection.receive_response().ok().filter(|response| response.status == 200)?;
@@ -86,13 +89,13 @@ spec: {matches: [{name: gold, pathRegex: \"/gold/.*\", headers: [{x-tier: gold|p
     }
 
     /// Returns the number of responses by backend, for this number of requests on separate connections.
-    fn by_connection(&self, requests: usize) -> BTreeMap<String, u32> {
+    fn count_by_connection(&self, requests: usize) -> BTreeMap<String, u32> {
         count_names((0..requests).map(|_| self.responding_backend("/", "").unwrap()))
     }
 
     /// Returns the number of responses by backend, on one connection.
-    fn by_request(&self, requests: usize) -> BTreeMap<String, u32> {
-        let mut connection = TestConnection::open(self.root).unwrap();
+    fn count_by_request(&self, requests: usize) -> BTreeMap<String, u32> {
+        let mut connection = TestConnection::open(self.root_listener).unwrap();
         let bodies = (0..requests).map(|_| connection.get("/").unwrap().body);
         count_names(bodies.map(|body| String::from_utf8(body).unwrap()))
     }
@@ -145,15 +148,15 @@ fn requests_are_split_by_weight_and_changes_apply_live() {
     let backends = [("stock", 1), ("stock-v1", 1), ("stock-v2", 2)];
     shop.replace_split(&backends);
     shop.wait_for_backend("stock-v2");
-    let counts = shop.by_request(800);
+    let counts = shop.count_by_request(800);
     assert_shares(&counts, &backends);
     // A backend without a share can be called by its own name.
-    let direct = TestConnection::open(shop.last).unwrap().get("/").unwrap();
+    let direct = TestConnection::open(shop.last_listener).unwrap().get("/").unwrap();
     assert_eq!(direct.body, b"stock-v3");
     // Then it receives all requests, which shows that the new split is in force.
     shop.replace_split(&[("stock-v3", 100), ("stock-v2", 0)]);
     shop.wait_for_backend("stock-v3");
-    let counts = shop.by_request(200);
+    let counts = shop.count_by_request(200);
     assert_shares(&counts, &[("stock-v3", 1)]);
     shop.mesh.remove("split.yaml");
     shop.wait_for_backend("stock");
@@ -188,14 +191,14 @@ fn connections_are_split_by_weight() {
     let backends = [("stock-v1", 3), ("stock-v2", 1)];
     shop.replace_split(&backends);
     shop.wait_for_backend("stock-v2");
-    let counts = shop.by_connection(400);
+    let counts = shop.count_by_connection(400);
     assert_shares(&counts, &backends);
     // A Gateway API route takes precedence over the split.
     shop.mesh.write("route.yaml", TCP_ROUTE);
     shop.wait_for_backend("stock-v3");
-    let counts = shop.by_connection(400);
+    let counts = shop.count_by_connection(400);
     assert_shares(&counts, &[("stock-v3", 1), ("stock-v1", 1)]);
     // A connection stays with its backend.
-    let counts = shop.by_request(50);
+    let counts = shop.count_by_request(50);
     assert_eq!(counts.len(), 1, "{counts:?}");
 }

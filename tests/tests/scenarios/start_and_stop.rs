@@ -289,7 +289,7 @@ fn a_sidecar_regains_its_name_from_a_foreign_proxy() {
     let own_pid = wait_for_pid("the sidecar is connected", &|_| true);
     let data = folder.path().join("data");
     let (token, state) = (folder.path().join("token"), folder.path().join("state"));
-    let join_foreign_proxy = || {
+    let join_rival_proxy = || {
         let output = leno_command()
             .args(["token", "bookinfo/client-1", "--out"])
             .arg(&token)
@@ -300,30 +300,28 @@ fn a_sidecar_regains_its_name_from_a_foreign_proxy() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let mut command = leno_command();
         command.args(["proxy", "--workload", "bookinfo/client-1", "--token-file"]).arg(&token);
-        let foreign_proxy = TestProgram::start("leno proxy", command.arg("--state").arg(&state));
-        wait_for_pid("the foreign proxy is connected", &|pid| {
-            pid == u64::from(foreign_proxy.pid())
-        });
-        foreign_proxy
+        let rival_proxy = TestProgram::start("leno proxy", command.arg("--state").arg(&state));
+        wait_for_pid("the rival proxy is connected", &|pid| pid == u64::from(rival_proxy.pid()));
+        rival_proxy
     };
-    let mut foreign_proxy = join_foreign_proxy();
-    eventually("status names the rejected one", Duration::from_secs(60), || {
+    let mut rival_proxy = join_rival_proxy();
+    eventually("status names the rejected sidecar", Duration::from_secs(60), || {
         let output = leno_command().args(["status", "--data"]).arg(&data).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let is_named = text.contains("bookinfo/client-1: a joining sidecar is rejected");
         (is_named && text.contains("stop the one that `leno up` does not run")).then_some(())
     });
-    foreign_proxy.stop(Duration::from_secs(60));
+    rival_proxy.stop(Duration::from_secs(60));
     let new_pid =
-        wait_for_pid("the own sidecar is back", &|pid| pid != u64::from(foreign_proxy.pid()));
-    assert_ne!(new_pid, own_pid, "it joined again");
+        wait_for_pid("the supervised sidecar is back", &|pid| pid != u64::from(rival_proxy.pid()));
+    assert_ne!(new_pid, own_pid, "the sidecar joined again");
     // The same across a restart of `leno up`.
     std::fs::remove_dir_all(&state).unwrap();
-    let mut foreign_proxy = join_foreign_proxy();
-    foreign_proxy.stop(Duration::from_secs(60));
+    let mut rival_proxy = join_rival_proxy();
+    rival_proxy.stop(Duration::from_secs(60));
     assert!(first.stop(Duration::from_secs(60)).success());
     let _second = start_mesh(folder.path());
-    wait_for_pid("the own sidecar is back", &|_| true);
+    wait_for_pid("the supervised sidecar is back", &|_| true);
 }
 
 /// Returns a shell command that starts a server: the server survives a killed `leno up`, with its port.
@@ -387,7 +385,7 @@ fn leftover_processes_are_ended_by_the_next_start_and_by_clean() {
     assert!(std::net::TcpListener::bind(loopback_address(port)).is_ok(), "the port is free");
 }
 
-/// Its process group differs from that of the application, and its environment is unchanged.
+/// The child's process group differs from that of the application, and its environment is unchanged.
 #[test]
 fn a_child_in_its_own_session_ends_with_its_application() {
     let folder = tempfile::tempdir().unwrap();
@@ -412,12 +410,12 @@ fn a_child_in_its_own_session_ends_with_its_application() {
     wait_until_responding();
     first.send_signal(Signal::INT);
     first.wait_for_exit(Duration::from_secs(60));
-    assert!(is_free(), "Ctrl-C ends it");
+    assert!(is_free(), "Ctrl-C ends the application");
     let mut second = start_mesh(folder.path());
     wait_until_responding();
     second.send_signal(Signal::KILL);
     second.wait_for_exit(Duration::from_secs(60));
-    assert!(!is_free(), "it survives");
+    assert!(!is_free(), "the application survives");
     let mut third = start_mesh(folder.path());
     third.wait_for_line("that a killed `leno up` left", Duration::from_secs(60));
     wait_until_responding();
@@ -468,7 +466,7 @@ fn a_daemon_belongs_to_its_application_and_ends_with_it() {
     }
 }
 
-/// Both processes see the leftovers until they are gone, and neither counts itself among them.
+/// Both cleanups find the processes until they have ended, and neither counts itself among them.
 #[test]
 fn two_concurrent_cleanups_succeed() {
     let folder = tempfile::tempdir().unwrap();
@@ -591,7 +589,7 @@ fn a_data_directory_recreated_by_another_user_is_not_used() {
     }
     assert_eq!(std::fs::read_dir(&data).unwrap().count(), 0);
     std::fs::remove_dir(&data).unwrap();
-    eventually("the admin socket is made again", Duration::from_secs(60), || {
+    eventually("the admin socket is recreated", Duration::from_secs(60), || {
         data.join("control.sock").exists().then_some(())
     });
     assert_eq!(std::fs::metadata(&data).unwrap().permissions().mode() & 0o777, 0o700);

@@ -134,7 +134,7 @@ fn requests_reach_tagged_instances_or_their_fallback() {
     let is_rejected =
         |response: &Response| response.rejection_reason() == Some("no-tagged-endpoint");
     let poll = || shop.send_request(beta).filter(is_rejected);
-    let (response, _) = eventually("no endpoint is left for beta", Duration::from_secs(20), poll);
+    let (response, _) = eventually("beta has no endpoint", Duration::from_secs(20), poll);
     assert_eq!(response.status, 503);
 }
 
@@ -234,7 +234,7 @@ fn a_zone_with_only_an_endpoint_kept_by_the_ejection_limit_is_not_used() {
     shop.wait_for_body("", "far");
     is_unhealthy.store(false, Ordering::SeqCst);
     let is_near = |response: Response| response.status == 200 && response.body == b"near";
-    eventually("its zone receives all requests again", Duration::from_secs(20), || {
+    eventually("the caller's zone receives all requests again", Duration::from_secs(20), || {
         (0..20).all(|_| shop.send_request("").is_some_and(is_near)).then_some(())
     });
 }

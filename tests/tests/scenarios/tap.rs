@@ -76,7 +76,7 @@ fn both_sidecars_report_requests_without_secrets() {
             .then_some(records)
     };
     let (records, _) = eventually("two requests are shown", MAX_WAIT, poll);
-    assert!(tap.wait_for_exit(MAX_WAIT).success(), "it ends after two requests");
+    assert!(tap.wait_for_exit(MAX_WAIT).success(), "the tap ends after two requests");
     assert!(!tap.printed_output().contains("hunter2"), "{}", tap.printed_output());
     for record in &records {
         assert_eq!((&record["path"], &record["response_code"]), (&"/orders/7".into(), &200.into()));
@@ -100,7 +100,8 @@ fn filters_are_applied_by_sidecars_and_the_table_shows_matches() {
     };
     eventually("a failure is shown", MAX_WAIT, poll);
     let printed = tap.printed_output();
-    let line = printed.lines().find(|line| line.contains("/broken")).expect("its line");
+    let line =
+        printed.lines().find(|line| line.contains("/broken")).expect("the line of the failure");
     for word in ["shop/stock-1", "inbound", "shop/web", "503", "GET"] {
         assert!(line.contains(word), "{word}: {line}");
     }
@@ -122,13 +123,13 @@ fn sidecars_have_a_tap_only_while_its_command_runs() {
     let second = shop.start_tap(&["shop/stock", "-o", "json", "--method", "GET"]);
     eventually("the sidecar has both taps", MAX_WAIT, || (taps() == 2).then_some(()));
     first.stop(MAX_WAIT);
-    eventually("the first is gone", MAX_WAIT, || (taps() == 1).then_some(()));
-    eventually("the second continues", MAX_WAIT, || {
+    eventually("the first tap has ended", MAX_WAIT, || (taps() == 1).then_some(()));
+    eventually("the second tap continues", MAX_WAIT, || {
         shop.request_status("/orders");
         (!printed_requests(&second).is_empty()).then_some(())
     });
     drop(second);
-    eventually("no tap is left", MAX_WAIT, || (taps() == 0).then_some(()));
+    eventually("all taps have ended", MAX_WAIT, || (taps() == 0).then_some(()));
 }
 
 /// A reader that stops reading, as in `leno tap | less`.
@@ -235,17 +236,17 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
 #[test]
 fn invalid_tap_filters_are_rejected_immediately() {
     let shop = Shop::start_shop();
-    let error_of = |arguments: &[&str]| {
+    let run_rejected_tap = |arguments: &[&str]| {
         let output = shop.mesh.run_leno(&[&["tap"], arguments].concat());
         assert!(!output.status.success());
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    let unknown_service = error_of(&["shop/stok"]);
+    let unknown_service = run_rejected_tap(&["shop/stok"]);
     assert!(
         unknown_service.contains("no service shop/stok; the mesh has shop/stock"),
         "{unknown_service}"
     );
-    let invalid_status = error_of(&["shop/stock", "--status", "6xx"]);
+    let invalid_status = run_rejected_tap(&["shop/stock", "--status", "6xx"]);
     assert!(invalid_status.contains("use 503, 5xx or 400-499"), "{invalid_status}");
 }
 

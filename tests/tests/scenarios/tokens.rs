@@ -209,14 +209,14 @@ fn tokens_are_verified_with_keys_that_the_control_plane_refreshes() {
         format!("{}.{}.", encode(&json!({"alg": "none"})), encode(&valid_claims(&["writers"])))
     };
     let signed_with = |claims: Value| issuer.sign_token("one", &claims);
-    let foreign = issuer.sign_token("two", &valid_claims(&["writers"]));
+    let wrongly_signed = issuer.sign_token("two", &valid_claims(&["writers"]));
     for (token, status, reason, challenge_text) in [
         (signed_with(valid_claims(&["readers"])), 403, "denied", ""),
         (signed_with(valid_claims(&["admins"])), 200, "", ""),
         (String::new(), 401, "token-missing", "Bearer realm="),
         ("abc".to_owned(), 401, "token-invalid", "not a signed JSON web token"),
         (unsigned, 401, "token-invalid", "signature algorithm is not"),
-        (foreign, 401, "token-invalid", "signature is not"),
+        (wrongly_signed, 401, "token-invalid", "signature is not"),
         (signed_with(claims_with("exp", json!(1))), 401, "token-invalid", "has expired"),
         (signed_with(claims_with("iss", json!("eve"))), 401, "token-invalid", "issuer is not"),
         (signed_with(claims_with("aud", json!("cart"))), 401, "token-invalid", "audience is not"),

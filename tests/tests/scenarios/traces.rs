@@ -128,7 +128,7 @@ fn a_collector_receives_spans_of_both_sidecars_over_http_and_grpc() {
     for workload in ["shop/web-1", "shop/stock-1"] {
         let exported = "leno_trace_spans_total{result=\"exported\"}";
         let sidecar = shop.mesh.sidecar(workload);
-        eventually("both of its spans are counted", MAX_WAIT, || {
+        eventually("both spans of the request are counted", MAX_WAIT, || {
             (sidecar.sum_metrics(exported) >= 2.0).then_some(())
         });
     }

@@ -25,7 +25,7 @@ const PATTERNS: &[(&str, &str)] = &[
 ];
 
 /// Invented words, each with the standard term.
-const INVENTED: &[(&str, &str)] = &[
+const INVENTED_WORDS: &[(&str, &str)] = &[
     ("audience", "subscribers"),
     ("border", "ingress and egress"),
     ("bystander", "unmeshed workload"),
@@ -70,16 +70,17 @@ const INVENTED: &[(&str, &str)] = &[
 /// Names of other projects: the file and the identifier.
 const EXTERNAL_NAMES: &[(&str, &str)] = &[
     // A field of TokenReview in the API of Kubernetes.
+    ("crates/kubernetes/src/review.rs", "audience"),
     ("crates/kubernetes/src/review.rs", "audiences"),
 ];
 
 /// The longest list of places that a failure prints.
-const MAX_PLACES: usize = 40;
+const MAX_LISTED_LOCATIONS: usize = 40;
 
 #[test]
 fn figures_do_not_exceed_their_limits() {
-    let figures = measure();
-    let limits = limits();
+    let figures = measure_figures();
+    let limits = read_limits();
     let names: BTreeSet<_> = figures.keys().chain(limits.keys()).collect();
     let mut violations = Vec::new();
     for name in names {
@@ -88,7 +89,7 @@ fn figures_do_not_exceed_their_limits() {
             (Some(figure), Some(limit)) => violations.push(format!(
                 "{name}: {:.2}, at most {limit}\n{}",
                 figure.value,
-                figure.places.join("\n")
+                figure.locations.join("\n")
             )),
             _ => violations.push(format!("{name}: not in language.txt, or not measured")),
         }
@@ -110,12 +111,12 @@ fn sentences_and_identifiers_are_split_into_parts() {
     let lines = [(1, "Which rule applies"), (2, "is fixed. Is it what is asked?"), (4, "- A list")];
     let lines: Vec<_> = lines.iter().map(|(line, text)| (*line, (*text).to_owned())).collect();
     assert_eq!(
-        sentences(&lines),
+        split_sentences(&lines),
         [(1, "Which rule applies is fixed.".to_owned()), (1, "Is it what is asked?".to_owned()),]
     );
-    assert_eq!(words_of("OutboundDoor_2HTTPNews"), ["outbound", "door", "2", "news"]);
+    assert_eq!(split_words("OutboundDoor_2HTTPNews"), ["outbound", "door", "2", "news"]);
     let source = "let door = \"a stranger\"; // a guest\nfn told_twice() {}\nfn told() {}";
-    let code = code_of(source);
+    let code = strip_comments_and_strings(source);
     assert!(code.contains("door") && !code.contains("stranger") && !code.contains("guest"));
 }
 
@@ -123,13 +124,13 @@ fn sentences_and_identifiers_are_split_into_parts() {
 #[derive(Default)]
 struct Figure {
     value: f64,
-    places: Vec<String>,
+    locations: Vec<String>,
 }
 
 impl Figure {
-    fn add_place(&mut self, place: String) {
-        if self.places.len() < MAX_PLACES {
-            self.places.push(place);
+    fn add_location(&mut self, location: String) {
+        if self.locations.len() < MAX_LISTED_LOCATIONS {
+            self.locations.push(location);
         }
     }
 }
@@ -142,7 +143,7 @@ struct Sentence {
 }
 
 /// Returns the limits of `language.txt`: a name and a number in each line.
-fn limits() -> BTreeMap<String, f64> {
+fn read_limits() -> BTreeMap<String, f64> {
     include_str!("language.txt")
         .lines()
         .filter(|line| !line.starts_with('#') && !line.is_empty())
@@ -153,7 +154,7 @@ fn limits() -> BTreeMap<String, f64> {
         .collect()
 }
 
-fn measure() -> BTreeMap<String, Figure> {
+fn measure_figures() -> BTreeMap<String, Figure> {
     let files = project_files();
     let mut figures = BTreeMap::new();
     for (kind, sentences) in sentences_by_kind(&files) {
@@ -162,8 +163,10 @@ fn measure() -> BTreeMap<String, Figure> {
     measure_identifiers(&files, &mut figures);
     let lexicon = &files.iter().find(|(path, _)| path == "docs/lexicon.md").expect("a lexicon").1;
     let entries = Regex::new(r"\*\*[^*]+\*\*").expect("a pattern").find_iter(lexicon).count();
-    figures
-        .insert("lexicon entries".to_owned(), Figure { value: entries as f64, places: Vec::new() });
+    figures.insert(
+        "lexicon entries".to_owned(),
+        Figure { value: entries as f64, locations: Vec::new() },
+    );
     figures
 }
 
@@ -177,7 +180,7 @@ fn measure_sentences(kind: &str, sentences: &[Sentence], figures: &mut BTreeMap<
         // Questions may open so.
         if opening.is_match(&sentence.text) && !sentence.text.trim_end().ends_with('?') {
             openings.value += 100.0 / sentences.len() as f64;
-            openings.add_place(sentence.place());
+            openings.add_location(sentence.location());
         }
     }
     figures.insert(format!("{kind} openings"), openings);
@@ -188,7 +191,7 @@ fn measure_sentences(kind: &str, sentences: &[Sentence], figures: &mut BTreeMap<
             let count = pattern.find_iter(&sentence.text).count();
             if count > 0 {
                 figure.value += 1000.0 * count as f64 / words as f64;
-                figure.add_place(sentence.place());
+                figure.add_location(sentence.location());
             }
         }
         figures.insert(format!("{kind} {name}"), figure);
@@ -196,7 +199,7 @@ fn measure_sentences(kind: &str, sentences: &[Sentence], figures: &mut BTreeMap<
 }
 
 impl Sentence {
-    fn place(&self) -> String {
+    fn location(&self) -> String {
         format!("  {}:{}: {}", self.file, self.line, self.text)
     }
 }
@@ -205,43 +208,45 @@ impl Sentence {
 fn measure_identifiers(files: &[(String, String)], figures: &mut BTreeMap<String, Figure>) {
     let identifier = Regex::new(r"[A-Za-z_][A-Za-z0-9_]*").expect("a pattern");
     let function = Regex::new(r"\bfn ([a-z_0-9]+)").expect("a pattern");
-    let invented: BTreeMap<_, _> = INVENTED.iter().copied().collect();
+    let invented: BTreeMap<_, _> = INVENTED_WORDS.iter().copied().collect();
     let mut invented_words = Figure::default();
     let (mut functions, mut one_word) = (0.0, 0.0);
     for (path, text) in files.iter().filter(|(path, _)| path.ends_with(".rs")) {
-        let code = code_of(text);
+        let code = strip_comments_and_strings(text);
         for name in function.captures_iter(&code) {
             functions += 1.0;
             one_word += f64::from(u8::from(!name[1].contains('_')));
         }
         for name in identifier.find_iter(&code) {
-            for word in words_of(name.as_str()) {
+            for word in split_words(name.as_str()) {
                 let singular = word.strip_suffix('s').unwrap_or(&word);
                 let term = invented.get(word.as_str()).or_else(|| invented.get(singular));
                 let term =
                     term.filter(|_| !EXTERNAL_NAMES.contains(&(path.as_str(), name.as_str())));
                 if let Some(term) = term {
                     invented_words.value += 1.0;
-                    invented_words
-                        .add_place(format!("  {path}: {}; the field says: {term}", name.as_str()));
+                    invented_words.add_location(format!(
+                        "  {path}: {}; the field says: {term}",
+                        name.as_str()
+                    ));
                 }
             }
         }
     }
     figures.insert("identifiers invented".to_owned(), invented_words);
-    let share = Figure { value: 100.0 * one_word / functions, places: Vec::new() };
+    let share = Figure { value: 100.0 * one_word / functions, locations: Vec::new() };
     figures.insert("functions short".to_owned(), share);
 }
 
 /// Returns the words of an identifier in lower case; acronyms are left out.
-fn words_of(identifier: &str) -> Vec<String> {
+fn split_words(identifier: &str) -> Vec<String> {
     static WORD: LazyLock<Regex> =
         LazyLock::new(|| Regex::new(r"[A-Z]?[a-z0-9]+").expect("a pattern"));
     WORD.find_iter(identifier).map(|word| word.as_str().to_lowercase()).collect()
 }
 
 /// Returns the code without comments and without the texts of strings.
-fn code_of(source: &str) -> String {
+fn strip_comments_and_strings(source: &str) -> String {
     let token = Regex::new(concat!(
         r###"(?s)//[^\n]*|/\*.*?\*/|b?r##".*?"##|b?r#".*?"#|b?r".*?""###,
         r##"|[bc]?"(?:[^"\\]|\\.)*"|'(?:[^'\\\n]|\\[^\n]{1,8}?)'"##
@@ -263,13 +268,13 @@ fn sentences_by_kind(files: &[(String, String)]) -> Vec<(&'static str, Vec<Sente
             .any(|extension| path.ends_with(extension));
         if is_source {
             let kind = usize::from(path.starts_with("crates/cli/src"));
-            add_sentences(&mut kinds[kind].1, path, sentences(&comment_lines(text)));
+            add_sentences(&mut kinds[kind].1, path, split_sentences(&comment_lines(text)));
         }
         if path.ends_with(".md") {
-            add_sentences(&mut kinds[2].1, path, sentences(&prose_lines(text)));
+            add_sentences(&mut kinds[2].1, path, split_sentences(&prose_lines(text)));
         }
         if path.ends_with(".rs") && !path.contains("test") {
-            add_sentences(&mut kinds[3].1, path, messages(text));
+            add_sentences(&mut kinds[3].1, path, message_texts(text));
         }
     }
     kinds
@@ -310,7 +315,7 @@ fn prose_lines(text: &str) -> Vec<(usize, String)> {
 }
 
 /// Returns the texts of errors and log messages.
-fn messages(source: &str) -> Vec<(usize, String)> {
+fn message_texts(source: &str) -> Vec<(usize, String)> {
     let text = Regex::new(concat!(
         r#"#\[error\("((?:[^"\\]|\\.)*)""#,
         r#"|\b(?:error|warn|info|debug)!\([^"]*?"((?:[^"\\]|\\.)*)""#
@@ -328,7 +333,7 @@ fn messages(source: &str) -> Vec<(usize, String)> {
 }
 
 /// Joins lines into sentences of three words or more. An empty line, a gap and a list item end a sentence.
-fn sentences(lines: &[(usize, String)]) -> Vec<(usize, String)> {
+fn split_sentences(lines: &[(usize, String)]) -> Vec<(usize, String)> {
     let item = Regex::new(r"^([-*#>|]|\d+\.)").expect("a pattern");
     let marker = Regex::new(r"^([-*#>]+|\d+\.)\s*").expect("a pattern");
     let mut result = Vec::new();

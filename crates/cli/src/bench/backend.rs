@@ -67,11 +67,11 @@ impl BackendState {
     }
 }
 
-/// Returns the body size in a path; 1 KiB without one.
+/// Returns the body size that a path names, at most [`MAX_BODY_BYTES`]; [`DEFAULT_BODY_BYTES`] if it names none.
 fn body_size(path: &[u8]) -> usize {
-    let text = std::str::from_utf8(path).ok();
-    let number = text.and_then(|text| text.parse::<usize>().ok());
-    number.map_or(BODY_BYTES, |bytes| bytes.min(MAX_BODY_BYTES))
+    let path_text = std::str::from_utf8(path).ok();
+    let bytes = path_text.and_then(|path_text| path_text.parse::<usize>().ok());
+    bytes.map_or(DEFAULT_BODY_BYTES, |bytes| bytes.min(MAX_BODY_BYTES))
 }
 
 fn render_response(bytes: usize) -> Rc<[u8]> {
@@ -91,13 +91,13 @@ async fn serve_connection(mut stream: TcpStream, shared: Rc<BackendState>) {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
-        let Some(end) = respond_to_all(&mut received, &shared, &mut out) else {
+        let Some(after_response) = respond_to_all(&mut received, &shared, &mut out) else {
             return;
         };
         if !shared.delay.is_zero() && !out.is_empty() {
             tokio::time::sleep(shared.delay).await;
         }
-        if stream.write_all(&out).await.is_err() || end == AfterResponse::Close {
+        if stream.write_all(&out).await.is_err() || after_response == AfterResponse::Close {
             return;
         }
         out.clear();
@@ -119,27 +119,27 @@ fn respond_to_all(
     out: &mut Vec<u8>,
 ) -> Option<AfterResponse> {
     let mut consumed = 0;
-    let mut end = AfterResponse::KeepAlive;
+    let mut after_response = AfterResponse::KeepAlive;
     while let Some(length) = head_length(received.get(consumed..)?) {
         let head = received.get(consumed..consumed + length)?;
         let mut parts = head.split(|byte| *byte == b' ');
         let target = parts.nth(1)?;
-        shared.write_response(path_of(target), out);
-        if requests_close(head) {
-            end = AfterResponse::Close;
+        shared.write_response(target_path(target), out);
+        if has_connection_close(head) {
+            after_response = AfterResponse::Close;
         }
         consumed += length;
     }
     received.drain(..consumed);
-    (received.len() < MAX_HEAD_BYTES).then_some(end)
+    (received.len() < MAX_HEAD_BYTES).then_some(after_response)
 }
 
 fn head_length(bytes: &[u8]) -> Option<usize> {
-    bytes.windows(4).position(|window| window == b"\r\n\r\n").map(|at| at + 4)
+    bytes.windows(4).position(|window| window == b"\r\n\r\n").map(|position| position + 4)
 }
 
 /// Returns the path of a target in either form, without its query.
-fn path_of(target: &[u8]) -> &[u8] {
+fn target_path(target: &[u8]) -> &[u8] {
     let after_scheme = target.strip_prefix(b"http://");
     let path = after_scheme.map_or(target, |rest| {
         let slash = rest.iter().position(|byte| *byte == b'/');
@@ -148,14 +148,14 @@ fn path_of(target: &[u8]) -> &[u8] {
     path.split(|byte| *byte == b'?').next().unwrap_or(path)
 }
 
-fn requests_close(head: &[u8]) -> bool {
+fn has_connection_close(head: &[u8]) -> bool {
     let closes = |line: &[u8]| line.trim_ascii_end().eq_ignore_ascii_case(b"connection: close");
     head.split(|byte| *byte == b'\n').any(closes)
 }
 
 /// The default size of a response body.
-const BODY_BYTES: usize = 1024;
-/// A response is kept in memory as a whole.
+const DEFAULT_BODY_BYTES: usize = 1024;
+/// The maximum size of a response body: responses are kept in memory as a whole.
 const MAX_BODY_BYTES: usize = 64 << 20;
 /// The maximum length of a request head: more than any proxy adds to a request of a load generator.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
@@ -164,33 +164,33 @@ const MAX_HEAD_BYTES: usize = 16 * 1024;
 mod tests {
     use super::*;
 
-    fn responses_to(requests: &[u8]) -> (String, Option<AfterResponse>, u64) {
+    fn respond_to(requests: &[u8]) -> (String, Option<AfterResponse>, u64) {
         let shared = BackendState::new(Duration::ZERO);
         let mut received = requests.to_vec();
         let mut out = Vec::new();
-        let end = respond_to_all(&mut received, &shared, &mut out);
-        (String::from_utf8(out).unwrap(), end, shared.response_count.get())
+        let after_response = respond_to_all(&mut received, &shared, &mut out);
+        (String::from_utf8(out).unwrap(), after_response, shared.response_count.get())
     }
 
     #[test]
     fn each_complete_request_gets_a_body_of_the_size_in_its_path() {
-        let (text, end, count) = responses_to(
+        let (text, after_response, count) = respond_to(
             b"GET /3 HTTP/1.1\r\nhost: a\r\n\r\nGET http://b/0?x HTTP/1.1\r\n\r\nGET /1",
         );
         assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.contains("\r\n\r\nabcHTTP/1.1"));
         assert!(text.ends_with("content-length: 0\r\n\r\n"), "{text}");
-        assert_eq!((end, count), (Some(AfterResponse::KeepAlive), 2));
+        assert_eq!((after_response, count), (Some(AfterResponse::KeepAlive), 2));
     }
 
     #[test]
     fn the_connection_closes_after_the_response_if_the_client_requests_it() {
-        let (_, end, count) = responses_to(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n");
-        assert_eq!((end, count), (Some(AfterResponse::Close), 1));
+        let (_, after_response, count) = respond_to(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n");
+        assert_eq!((after_response, count), (Some(AfterResponse::Close), 1));
     }
 
     #[test]
     fn reading_the_count_does_not_change_it() {
-        let (text, _, count) = responses_to(
+        let (text, _, count) = respond_to(
             b"GET /count HTTP/1.1\r\n\r\nGET /7 HTTP/1.1\r\n\r\nGET /count HTTP/1.1\r\n\r\n",
         );
         assert!(text.ends_with("\r\n\r\n1"), "{text}");
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn malformed_requests_close_the_connection() {
-        assert_eq!(responses_to(b"\x16\x03\x01\r\n\r\n").1, None);
-        assert_eq!(responses_to(&[b'x'; MAX_HEAD_BYTES]).1, None);
+        assert_eq!(respond_to(b"\x16\x03\x01\r\n\r\n").1, None);
+        assert_eq!(respond_to(&[b'x'; MAX_HEAD_BYTES]).1, None);
     }
 }

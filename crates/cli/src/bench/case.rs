@@ -19,12 +19,12 @@ use crate::ports::ChosenPorts;
 /// One kind of work that every contender performs.
 #[derive(Debug, Clone)]
 pub(super) struct BenchCase {
-    /// A short description.
+    /// A short description for people.
     pub(super) name: String,
-    /// The description for programs.
+    /// The parameters of the case in JSON reports.
     pub(super) parameters: Map<String, Value>,
     pub(super) layout: Layout,
-    pub(super) app: BackendKind,
+    pub(super) backend_kind: BackendKind,
     /// The targets of requests: a role and a path each.
     pub(super) targets: Vec<(&'static str, String)>,
     pub(super) connections: u32,
@@ -47,7 +47,7 @@ impl BenchCase {
             name: format!("{}, {}", format_count(connections, "connection"), format_size(body)),
             parameters: parameters.as_object().cloned().unwrap_or_default(),
             layout: Layout::Http,
-            app: BackendKind::BuiltIn,
+            backend_kind: BackendKind::BuiltIn,
             targets: vec![("entry", format!("/{body}"))],
             connections,
             rate: None,
@@ -66,7 +66,7 @@ impl BenchCase {
     }
 }
 
-/// The applications behind the contenders, for suites with a choice.
+/// The kind of applications behind the contenders, for suites with a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum BackendKind {
@@ -89,8 +89,8 @@ impl BackendKind {
         }
     }
 
-    /// The timeout of their first response.
-    pub(super) const fn max_wait(self) -> Duration {
+    /// Returns the timeout of the applications' first response.
+    pub(super) const fn max_start_wait(self) -> Duration {
         match self {
             Self::BuiltIn => MAX_START_WAIT,
             Self::Spring => spring::MAX_START_WAIT,
@@ -117,7 +117,7 @@ impl BackendProcesses {
         ports: &mut ChosenPorts<'_>,
         dir: &Path,
     ) -> anyhow::Result<Self> {
-        if case.app == BackendKind::Spring {
+        if case.backend_kind == BackendKind::Spring {
             let children = spring::start(rig, ports, dir).await?;
             return Ok(Self { children, counting_ports: Vec::new() });
         }
@@ -132,12 +132,12 @@ impl BackendProcesses {
         match case.layout {
             Layout::Http | Layout::Tcp => {
                 counting_ports.push(ports.port_for("backend")?);
-                start("backend", launch_backend(ports, "backend", Duration::ZERO)?)?;
+                start("backend", build_backend_spec(ports, "backend", Duration::ZERO)?)?;
             }
             Layout::Fan => {
                 for role in ["backend-1", "backend-2", "backend-3"] {
                     counting_ports.push(ports.port_for(role)?);
-                    start(role, launch_backend(ports, role, Duration::ZERO)?)?;
+                    start(role, build_backend_spec(ports, role, Duration::ZERO)?)?;
                 }
             }
             Layout::Bookinfo => {
@@ -152,27 +152,27 @@ impl BackendProcesses {
             }
             Layout::Chain | Layout::TaggedChain => {
                 counting_ports.push(ports.port_for("data")?);
-                start("data", launch_backend(ports, "data", case.delay)?)?;
+                start("data", build_backend_spec(ports, "data", case.delay)?)?;
                 for role in ["provider-1", "provider-2", "provider-3"] {
                     let data = ports.port_for("data")?;
-                    start(role, launch_relay(ports, role, &[data])?)?;
+                    start(role, build_relay_spec(ports, role, &[data])?)?;
                 }
                 let listeners = ["listener-1", "listener-2", "listener-3"];
                 let listeners: Vec<u16> =
-                    listeners.iter().filter_map(|listener| ports.known_port(listener)).collect();
-                start("consumer", launch_relay(ports, "consumer", &listeners)?)?;
+                    listeners.iter().filter_map(|listener| ports.assigned_port(listener)).collect();
+                start("consumer", build_relay_spec(ports, "consumer", &listeners)?)?;
             }
         }
         backends.counting_ports = counting_ports;
         Ok(backends)
     }
 
-    /// Returns their process IDs.
+    /// Returns the process IDs of the applications.
     pub(super) fn pids(&self) -> Vec<u32> {
         self.children.iter().filter_map(BenchProcess::pid).collect()
     }
 
-    /// Fails if one of them has ended.
+    /// Fails if an application has exited.
     ///
     /// # Errors
     /// The exit status of the process.
@@ -183,7 +183,7 @@ impl BackendProcesses {
         }
     }
 
-    /// Returns the end of their logs.
+    /// Returns the last lines of the applications' logs.
     pub(super) fn log_tail(&self) -> String {
         let log_tails = self
             .children
@@ -193,7 +193,7 @@ impl BackendProcesses {
         log_tails.map(|log_tail| format!("\noutput of an application:\n{log_tail}")).collect()
     }
 
-    /// Stops them.
+    /// Stops all applications.
     pub(super) async fn stop(self) {
         for child in self.children {
             child.stop().await;
@@ -201,7 +201,7 @@ impl BackendProcesses {
     }
 }
 
-fn launch_backend(
+fn build_backend_spec(
     ports: &mut ChosenPorts<'_>,
     role: &str,
     delay: Duration,
@@ -210,7 +210,7 @@ fn launch_backend(
     ProcessSpec::leno_command(["bench", "backend", "--port", &port, "--delay", &delay])
 }
 
-fn launch_relay(
+fn build_relay_spec(
     ports: &mut ChosenPorts<'_>,
     role: &str,
     upstream_ports: &[u16],

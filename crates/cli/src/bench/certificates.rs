@@ -26,9 +26,9 @@ pub(super) fn issue_certificates(dir: &Path, names: &[&str]) -> anyhow::Result<(
         let request = CertificateRequest::from_der(&key.certificate_request())?;
         let subject = CertificateSubject { id: &id, workload: Some(&workload), instance: None };
         let issued = authority.sign(&request, subject, LEAF_LIFETIME, now)?;
-        let state = dir.join(name);
-        Credential::new(key, issued)?.save(&state).context("cannot save a credential")?;
-        split_credential(&state.join("credential.pem"), dir, name)
+        let state_directory = dir.join(name);
+        Credential::new(key, issued)?.save(&state_directory).context("cannot save a credential")?;
+        split_credential(&state_directory.join("credential.pem"), dir, name)
             .with_context(|| format!("the credential of {name}"))?;
     }
     Ok(())

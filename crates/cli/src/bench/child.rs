@@ -1,4 +1,4 @@
-//! Child processes of a benchmark: pinned to cores, logged to a file, ended with this process.
+//! Child processes of a benchmark: pinned to cores, logged to a file, and killed with this process.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -71,8 +71,8 @@ impl BenchProcess {
     pub(super) fn start(spec: &ProcessSpec, log: &Path) -> anyhow::Result<Self> {
         let stdout =
             File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-        let errors = stdout.try_clone().context("cannot duplicate the handle of a log file")?;
-        Self::spawn(spec, log, Stdio::null(), [stdout.into(), errors.into()])
+        let stderr = stdout.try_clone().context("cannot duplicate the handle of a log file")?;
+        Self::spawn(spec, log, Stdio::null(), [stdout.into(), stderr.into()])
     }
 
     /// Starts a command with a piped standard output; standard error goes to `log`.
@@ -80,9 +80,9 @@ impl BenchProcess {
     /// # Errors
     /// As [`BenchProcess::start`].
     pub(super) fn start_piped(spec: &ProcessSpec, log: &Path) -> anyhow::Result<Self> {
-        let errors =
+        let stderr =
             File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-        Self::spawn(spec, log, Stdio::null(), [Stdio::piped(), errors.into()])
+        Self::spawn(spec, log, Stdio::null(), [Stdio::piped(), stderr.into()])
     }
 
     /// Starts a command with a piped standard input as well.
@@ -90,9 +90,9 @@ impl BenchProcess {
     /// # Errors
     /// As [`BenchProcess::start`].
     pub(super) fn start_interactive(spec: &ProcessSpec, log: &Path) -> anyhow::Result<Self> {
-        let errors =
+        let stderr =
             File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-        Self::spawn(spec, log, Stdio::piped(), [Stdio::piped(), errors.into()])
+        Self::spawn(spec, log, Stdio::piped(), [Stdio::piped(), stderr.into()])
     }
 
     /// Writes a line to its standard input.
@@ -112,7 +112,7 @@ impl BenchProcess {
         spec: &ProcessSpec,
         log: &Path,
         stdin: Stdio,
-        [stdout, errors]: [Stdio; 2],
+        [stdout, stderr]: [Stdio; 2],
     ) -> anyhow::Result<Self> {
         let binary = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(binary);
@@ -126,7 +126,7 @@ impl BenchProcess {
             .envs(spec.environment.iter().map(|(name, value)| (name, value)))
             .stdin(stdin)
             .stdout(stdout)
-            .stderr(errors)
+            .stderr(stderr)
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
@@ -171,7 +171,7 @@ impl BenchProcess {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-        let skipped = lines.len().saturating_sub(LAST_LINES);
+        let skipped = lines.len().saturating_sub(LOG_TAIL_LINES);
         lines.get(skipped..).unwrap_or_default().join("\n")
     }
 
@@ -185,7 +185,7 @@ impl BenchProcess {
         self.group = None;
     }
 
-    /// A process group keeps its ID while it has members.
+    /// Sends a signal to the whole process group, which keeps its ID while it has members.
     fn send_signal(&self, signal: Signal) {
         if let Some(group) = self.group
             && let Err(error) = kill_process_group(group, signal)
@@ -201,7 +201,7 @@ impl Drop for BenchProcess {
     }
 }
 
-/// Proxies without traffic end at once.
+/// The timeout for the exit after a signal: proxies without traffic exit at once.
 const MAX_STOP_WAIT: Duration = Duration::from_secs(2);
 /// The number of log lines in an error message.
-const LAST_LINES: usize = 6;
+const LOG_TAIL_LINES: usize = 6;

@@ -73,11 +73,11 @@ impl Contender {
     /// Loads the contender of a name.
     ///
     /// # Errors
-    /// If a contender file cannot be used.
+    /// If a contender file is unreadable or invalid.
     pub(super) fn load(name: &ContenderName) -> anyhow::Result<Self> {
         if let Some(path) = name.0.strip_prefix("command:") {
             let description = ContenderDescription::load(Path::new(path))?;
-            let is_reserved = NAMES.contains(&description.name.as_str());
+            let is_reserved = CONTENDER_NAMES.contains(&description.name.as_str());
             if is_reserved {
                 bail!("{path}: the name `{}` is in use: choose another one", description.name);
             }
@@ -123,7 +123,7 @@ impl Contender {
                 (leno::describe_configuration(*observability), leno_version())
             }
             Self::Described(descriptions) => {
-                let description = description_for(descriptions, layout)?;
+                let description = find_description(descriptions, layout)?;
                 (description.about.clone(), description.program_version(rig)?)
             }
         };
@@ -131,7 +131,7 @@ impl Contender {
         Ok(ContenderReport { name, about, version, configuration: Vec::new() })
     }
 
-    /// Starts it. Requests may fail at first.
+    /// Starts the contender. Its first requests may fail.
     ///
     /// # Errors
     /// If one of its processes cannot be started.
@@ -146,7 +146,7 @@ impl Contender {
             Self::Floor => start_floor(environment),
             Self::Leno(observability) => leno::start(environment, *observability).await,
             Self::Described(descriptions) => {
-                description_for(descriptions, environment.layout)?.start(environment)
+                find_description(descriptions, environment.layout)?.start(environment)
             }
         }
     }
@@ -156,9 +156,9 @@ impl FromStr for ContenderName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match NAMES.contains(&text) || text.starts_with("command:") {
+        match CONTENDER_NAMES.contains(&text) || text.starts_with("command:") {
             true => Ok(Self(text.to_owned())),
-            false => Err(format!("use {} or command:FILE", NAMES.join(", "))),
+            false => Err(format!("use {} or command:FILE", CONTENDER_NAMES.join(", "))),
         }
     }
 }
@@ -169,7 +169,7 @@ impl fmt::Display for ContenderName {
     }
 }
 
-fn description_for(
+fn find_description(
     descriptions: &[ContenderDescription],
     layout: Layout,
 ) -> anyhow::Result<&ContenderDescription> {
@@ -218,7 +218,8 @@ fn start_floor(environment: &mut RunEnvironment<'_, '_>) -> anyhow::Result<Runni
     Ok(running)
 }
 
-const NAMES: [&str; 7] = ["leno", "leno-seen", "envoy", "haproxy", "nginx", "none", "floor"];
+const CONTENDER_NAMES: [&str; 7] =
+    ["leno", "leno-seen", "envoy", "haproxy", "nginx", "none", "floor"];
 const ABOUT_NONE: &str = "no proxy: the load generator reaches the backend directly";
 const ABOUT_FLOOR: &str = "a minimal built-in TCP forwarder: no TLS, no HTTP, no features, and one hop \
     instead of two. The minimum cost of a proxy on the path";

@@ -23,23 +23,23 @@ impl Cores {
     }
 
     /// Returns the cores that this process may use; `None` if the system does not report them.
-    pub(super) fn available_cores() -> Option<Self> {
+    pub(super) fn available() -> Option<Self> {
         let set = sched_getaffinity(None).ok()?;
         let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect();
         (!cores.is_empty()).then_some(Self(cores))
     }
 
     /// Splits off the first cores; `None` if no others are left.
-    pub(super) fn split(&self, first: usize) -> Option<(Self, Self)> {
-        let (first_cores, other_cores) = self.0.split_at_checked(first)?;
+    pub(super) fn split(&self, count: usize) -> Option<(Self, Self)> {
+        let (first_cores, other_cores) = self.0.split_at_checked(count)?;
         let has_both = !first_cores.is_empty() && !other_cores.is_empty();
         has_both.then(|| (Self(first_cores.to_vec()), Self(other_cores.to_vec())))
     }
 
     /// Returns the first cores, or all if there are fewer.
     pub(super) fn first(&self, count: usize) -> Option<Self> {
-        let first: Vec<usize> = self.0.iter().copied().take(count).collect();
-        (!first.is_empty()).then_some(Self(first))
+        let first_cores: Vec<usize> = self.0.iter().copied().take(count).collect();
+        (!first_cores.is_empty()).then_some(Self(first_cores))
     }
 
     /// True if both have a core in common.

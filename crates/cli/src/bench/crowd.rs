@@ -53,7 +53,7 @@ pub(crate) struct CrowdArgs {
 /// The members of a crowd.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct CrowdConfig {
-    /// The control plane.
+    /// The address of the control plane.
     pub(super) control: SocketAddr,
     pub(super) members: Vec<CrowdMember>,
 }
@@ -90,37 +90,38 @@ impl CrowdArgs {
 async fn run_members(config: CrowdConfig) -> anyhow::Result<()> {
     let stop = stop::stop_signal()?;
     tokio::pin!(stop);
-    let join_permits = Rc::new(Semaphore::new(MAX_JOINING));
+    let join_permits = Rc::new(Semaphore::new(MAX_CONCURRENT_JOINS));
     let pending_members = Rc::new(Cell::new(config.members.len()));
-    let changed = Rc::new(Notify::new());
+    let member_converged = Rc::new(Notify::new());
     let mut tasks = JoinSet::new();
-    let (members, requests): (Vec<_>, Vec<_>) =
+    let (members, request_receivers): (Vec<_>, Vec<_>) =
         config.members.iter().map(create_member_state).unzip();
     let members = members.into_iter().collect::<anyhow::Result<_>>()?;
     let state = Rc::new(CrowdState::new(members));
-    for ((index, member), requests) in config.members.into_iter().enumerate().zip(requests) {
-        let changed = Rc::clone(&changed);
+    for ((index, member), requests) in config.members.into_iter().enumerate().zip(request_receivers)
+    {
+        let member_converged = Rc::clone(&member_converged);
         let pending_members = Rc::clone(&pending_members);
         let on_complete = move || {
             pending_members.set(pending_members.get().saturating_sub(1));
-            changed.notify_one();
+            member_converged.notify_one();
         };
         let (join_permits, state) = (Rc::clone(&join_permits), Rc::clone(&state));
-        let sidecar = CrowdSidecar { member, index, control: config.control, state };
+        let sidecar = CrowdSidecar { member, index, control_address: config.control, state };
         tasks.spawn_local(sidecar.run_member(join_permits, requests, on_complete));
     }
-    let commands = execute::execute_commands(&state);
-    tokio::pin!(commands);
-    let mut reported = false;
+    let command_loop = execute::execute_commands(&state);
+    tokio::pin!(command_loop);
+    let mut convergence_reported = false;
     loop {
-        if pending_members.get() == 0 && !reported {
-            reported = true;
-            output::print_raw(CONVERGED)?;
+        if pending_members.get() == 0 && !convergence_reported {
+            convergence_reported = true;
+            output::print_raw(CONVERGED_LINE)?;
         }
         tokio::select! {
             () = &mut stop => return Ok(()),
-            () = changed.notified() => {}
-            result = &mut commands, if reported => return result,
+            () = member_converged.notified() => {}
+            result = &mut command_loop, if convergence_reported => return result,
             Some(outcome) = tasks.join_next() => outcome.context("a member failed")??,
         }
     }
@@ -149,20 +150,20 @@ struct CrowdSidecar {
     member: CrowdMember,
     /// Its index in the crowd.
     index: usize,
-    control: SocketAddr,
+    control_address: SocketAddr,
     state: Rc<CrowdState>,
 }
 
 impl CrowdSidecar {
-    /// Runs from the token to the end of the crowd; reconnects when a stream ends. `on_complete` is called once,
-    /// when it has all endpoints of its services.
+    /// Joins the mesh and follows the control plane until the crowd stops; reconnects when a stream ends. Calls
+    /// `on_complete` once, when the member has all endpoints of its services.
     async fn run_member(
         self,
         join_permits: Rc<Semaphore>,
         mut requests: mpsc::Receiver<ProxyRequest>,
         on_complete: impl Fn(),
     ) -> anyhow::Result<()> {
-        let Self { member, index, control, state } = self;
+        let Self { member, index, control_address, state } = self;
         let workload: WorkloadName = member.workload.parse().context("a workload")?;
         let mut expected_endpoints = BTreeMap::new();
         for (service, endpoints) in &member.services {
@@ -170,15 +171,15 @@ impl CrowdSidecar {
                 .insert(service.parse::<ServiceName>().context("a service")?, *endpoints);
         }
         let permit = join_permits.acquire().await.context("the join task has ended")?;
-        let (first_stream, credential) = join_mesh(control, &member.token, &workload)
+        let (first_stream, credential) = join_mesh(control_address, &member.token, &workload)
             .await
             .with_context(|| format!("{workload} cannot join"))?;
         drop(permit);
         let mut stream = Some(first_stream);
-        let reported = Cell::new(false);
+        let is_complete = Cell::new(false);
         let mut apply = |update: ConfigUpdate| {
-            if !reported.get() && has_all_endpoints(&update, &expected_endpoints) {
-                reported.set(true);
+            if !is_complete.get() && has_all_endpoints(&update, &expected_endpoints) {
+                is_complete.set(true);
                 on_complete();
             }
             state.record_update(index, &update);
@@ -189,7 +190,7 @@ impl CrowdSidecar {
         loop {
             let connected = match stream.take() {
                 Some(stream) => Ok(stream),
-                None => connect_with_credential(control, &credential).await,
+                None => connect_with_credential(control_address, &credential).await,
             };
             if let Ok(stream) = connected {
                 failures = 0;
@@ -197,7 +198,7 @@ impl CrowdSidecar {
                 let hello = Hello {
                     workload: workload.clone(),
                     // No process listens there: endpoints are distributed, not used.
-                    listeners: vec![state.listener_address(index)],
+                    listeners: vec![state.inbound_listener(index)],
                     admin: None,
                     pid: std::process::id(),
                     version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -219,8 +220,9 @@ impl CrowdSidecar {
             failures += 1;
             // The jittered backoff of real sidecars, so that disconnected members do not reconnect at the same
             // time.
-            let random = (index as u64 + 1).wrapping_mul(SPREAD).rotate_left(failures);
-            sleep(backoff::backoff_delay(failures, random).min(MAX_RECONNECT)).await;
+            let random =
+                (index as u64 + 1).wrapping_mul(RANDOM_SPREAD_FACTOR).rotate_left(failures);
+            sleep(backoff::backoff_delay(failures, random).min(MAX_RECONNECT_DELAY)).await;
         }
     }
 }
@@ -241,47 +243,50 @@ fn has_all_endpoints(
 
 /// Exchanges the token for a certificate, and connects with it.
 async fn join_mesh(
-    control: SocketAddr,
+    control_address: SocketAddr,
     token: &str,
     workload: &WorkloadName,
 ) -> anyhow::Result<(TlsStream<TcpStream>, Arc<Credential>)> {
     let bundle = JoinBundle::parse(token).context("its token")?;
-    let expected = control_id(&bundle.trust_domain);
-    let config = join_client_config(&bundle.roots, &expected, &[JOIN_ALPN])?;
+    let server_id = control_id(&bundle.trust_domain);
+    let tls_config = join_client_config(&bundle.roots, &server_id, &[JOIN_ALPN])?;
     let key = PrivateKey::generate();
-    let stream = connect_tls(control, config).await?;
+    let stream = connect_tls(control_address, tls_config).await?;
     let issued = join(stream, &bundle.token, workload, &key.certificate_request()).await?;
     let roots = Roots::new(issued.roots.into_iter().map(Into::into).collect())?;
     let chain = issued.chain.into_iter().map(Into::into).collect();
     let credential = Credential::new(key, CertificateBundle::new(chain, roots)?)?;
     let credential = Arc::new(credential);
-    Ok((connect_with_credential(control, &credential).await?, credential))
+    Ok((connect_with_credential(control_address, &credential).await?, credential))
 }
 
 /// Connects with a certificate.
 async fn connect_with_credential(
-    control: SocketAddr,
+    control_address: SocketAddr,
     credential: &Credential,
 ) -> anyhow::Result<TlsStream<TcpStream>> {
-    let expected = control_id(&credential.id().trust_domain);
-    connect_tls(control, client_config(credential, &expected, &[ALPN])?).await
+    let server_id = control_id(&credential.id().trust_domain);
+    connect_tls(control_address, client_config(credential, &server_id, &[ALPN])?).await
 }
 
-async fn connect_tls<C>(control: SocketAddr, config: C) -> anyhow::Result<TlsStream<TcpStream>>
+async fn connect_tls<C>(
+    control_address: SocketAddr,
+    tls_config: C,
+) -> anyhow::Result<TlsStream<TcpStream>>
 where
     TlsConnector: From<C>,
 {
-    let tcp = TcpStream::connect(control).await?;
+    let tcp = TcpStream::connect(control_address).await?;
     tcp.set_nodelay(true)?;
-    let name = rustls_pki_types::ServerName::IpAddress(control.ip().into());
-    Ok(TlsConnector::from(config).connect(name, tcp).await?)
+    let name = rustls_pki_types::ServerName::IpAddress(control_address.ip().into());
+    Ok(TlsConnector::from(tls_config).connect(name, tcp).await?)
 }
 
 /// The line printed once all members have all endpoints.
-pub(super) const CONVERGED: &str = "converged";
-/// The maximum reconnect backoff, as in sidecars.
-const MAX_RECONNECT: std::time::Duration = std::time::Duration::from_secs(5);
-/// Gives neighbors in the crowd distant random numbers.
-const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-/// The control plane signs a bounded number of certificates concurrently.
-const MAX_JOINING: usize = 32;
+pub(super) const CONVERGED_LINE: &str = "converged";
+/// The maximum reconnect backoff, the same as that of real sidecars.
+const MAX_RECONNECT_DELAY: std::time::Duration = std::time::Duration::from_secs(5);
+/// A factor that gives neighbors in the crowd distant random numbers.
+const RANDOM_SPREAD_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+/// The maximum number of concurrent joins: the control plane signs a bounded number of certificates concurrently.
+const MAX_CONCURRENT_JOINS: usize = 32;

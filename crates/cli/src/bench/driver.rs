@@ -110,7 +110,7 @@ impl LoadGenerator {
     /// Starts the load generator; returns after its warm-up has at least started.
     ///
     /// # Errors
-    /// If it does not support the load, or cannot be started.
+    /// If the generator does not support the load, or cannot be started.
     pub(super) async fn start(
         self,
         rig: &Rig,
@@ -119,8 +119,8 @@ impl LoadGenerator {
     ) -> anyhow::Result<RunningLoad> {
         match self {
             Self::Leno => {
-                let spec = launch_leno(load_spec)?.with_cores(rig.load_cores.as_ref());
-                let child = BenchProcess::start_piped(&spec, &dir.join(LOG))?;
+                let spec = build_leno_spec(load_spec)?.with_cores(rig.load_cores.as_ref());
+                let child = BenchProcess::start_piped(&spec, &dir.join(LOG_FILE))?;
                 let measured_from = Instant::now() + load_spec.warm_up;
                 Ok(RunningLoad { child, measured_from, results: ResultSource::Printed })
             }
@@ -137,7 +137,7 @@ impl LoadGenerator {
         }
     }
 
-    /// Returns its version; empty for this program.
+    /// Describes the generator for reports: its name and version, and the number of its threads.
     pub(super) fn describe(self) -> String {
         match self {
             Self::Leno => format!("leno load {}, one thread", env!("CARGO_PKG_VERSION")),
@@ -156,27 +156,28 @@ impl RunningLoad {
     /// Waits for its end and returns the results.
     ///
     /// # Errors
-    /// If it failed, or its output cannot be parsed.
+    /// If the generator failed, or its output cannot be parsed.
     pub(super) async fn finish(mut self) -> anyhow::Result<LoadResult> {
         let (status, text) = self.child.wait_with_output().await?;
-        let failed = || {
+        let failure_error = || {
             let log_tail = self.child.log_tail();
             anyhow::anyhow!("the load generator failed, {status}: {text}{log_tail}")
         };
         match &self.results {
             ResultSource::Printed => {
-                let json = text.find('{').and_then(|start| text.get(start..)).ok_or_else(failed)?;
+                let json =
+                    text.find('{').and_then(|start| text.get(start..)).ok_or_else(failure_error)?;
                 serde_json::from_str(json).with_context(|| {
                     format!("cannot parse the output of the load generator: {text}")
                 })
             }
             ResultSource::Samples(samples) if status.success() => samples.read(),
-            ResultSource::Samples(_) => Err(failed()),
+            ResultSource::Samples(_) => Err(failure_error()),
         }
     }
 }
 
-fn launch_leno(load_spec: &LoadSpec) -> anyhow::Result<ProcessSpec> {
+fn build_leno_spec(load_spec: &LoadSpec) -> anyhow::Result<ProcessSpec> {
     let milliseconds = |duration: Duration| format!("{}ms", duration.as_millis());
     let mut arguments = vec![
         "load".to_owned(),
@@ -206,7 +207,7 @@ fn whole_seconds(duration: Duration) -> u64 {
 }
 
 /// The file of its standard error, in the directory of the run.
-const LOG: &str = "load.log";
+const LOG_FILE: &str = "load.log";
 
 #[cfg(test)]
 pub(super) mod tests {
@@ -226,7 +227,7 @@ pub(super) mod tests {
 
     #[test]
     fn leno_load_gets_every_setting() {
-        let spec = launch_leno(&constant_rate_spec()).unwrap();
+        let spec = build_leno_spec(&constant_rate_spec()).unwrap();
         let arguments: Vec<_> =
             spec.command.iter().skip(1).map(|argument| argument.to_str().unwrap()).collect();
         let expected = "load --connections 7 --duration 2000ms --warmup 500ms --threads 1 -o json \

@@ -18,14 +18,14 @@ pub(super) fn escape(text: &str) -> String {
 
 /// Formats a figure with significant digits and thousands separators.
 pub(super) fn format_figure(value: f64) -> String {
-    let size = value.abs();
-    match size {
-        _ if size == 0.0 => "0".to_owned(),
-        _ if size >= 1000.0 => group_thousands(value.round() as i64),
-        _ if size >= 100.0 => format!("{value:.0}"),
-        _ if size >= 10.0 => format!("{value:.1}"),
-        _ if size >= 0.1 => format!("{value:.2}"),
-        _ if size >= 0.01 => format!("{value:.3}"),
+    let magnitude = value.abs();
+    match magnitude {
+        _ if magnitude == 0.0 => "0".to_owned(),
+        _ if magnitude >= 1000.0 => group_thousands(value.round() as i64),
+        _ if magnitude >= 100.0 => format!("{value:.0}"),
+        _ if magnitude >= 10.0 => format!("{value:.1}"),
+        _ if magnitude >= 0.1 => format!("{value:.2}"),
+        _ if magnitude >= 0.01 => format!("{value:.3}"),
         _ => format!("{value:.4}"),
     }
 }
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_have_the_digits_that_count() {
+    fn figures_have_significant_digits() {
         for (value, text) in [
             (0.0, "0"),
             (0.00123, "0.0012"),

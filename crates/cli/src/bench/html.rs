@@ -13,7 +13,7 @@ use super::report::{CaseReport, SuiteReport};
 
 pub(super) use axis::AxisScale;
 
-/// Renders the page of some reports.
+/// Renders one page with all reports.
 pub(super) fn render_page(reports: &[SuiteReport]) -> String {
     let title = match reports {
         [report] => format!("leno bench {}: {}", report.suite, report.title),
@@ -43,7 +43,7 @@ fn render_report(report: &SuiteReport) -> String {
         format!("<section id=\"{}\">", escape(report.suite)),
         render_header(report),
         render_headline(report),
-        tables_and_plots(report),
+        render_tables_and_plots(report),
         render_cases(report),
         render_published_tables(report),
         render_contenders(report),
@@ -90,7 +90,8 @@ fn render_header(report: &SuiteReport) -> String {
     )
 }
 
-/// Returns the headline: the relative cost of the other contenders, if known.
+/// Renders the headline: the CPU time per request of leno, and that of the other contenders relative to it. Empty
+/// without results of leno.
 fn render_headline(report: &SuiteReport) -> String {
     let Some(case) = report.cases.first() else {
         return String::new();
@@ -120,7 +121,7 @@ fn render_headline(report: &SuiteReport) -> String {
     format!("<div class=\"headline\">{cards}</div>")
 }
 
-fn tables_and_plots(report: &SuiteReport) -> String {
+fn render_tables_and_plots(report: &SuiteReport) -> String {
     let plots: String = report.plots.iter().map(|plot| panel::render_plot(report, plot)).collect();
     let plots = match plots.is_empty() {
         true => plots,
@@ -133,9 +134,10 @@ fn tables_and_plots(report: &SuiteReport) -> String {
     }
 }
 
-/// Renders the first case open; with many cases the others are collapsed.
+/// Renders all cases. With more than [`MAX_EXPANDED_CASES`] they are collapsed, except the first one in a report
+/// without plots.
 fn render_cases(report: &SuiteReport) -> String {
-    let is_collapsed = report.cases.len() > CASES_OPEN;
+    let is_collapsed = report.cases.len() > MAX_EXPANDED_CASES;
     let mut text = String::new();
     for (index, case) in report.cases.iter().enumerate() {
         let panel = panel::render_case(report, case);
@@ -240,6 +242,6 @@ fn render_diagnostics(report: &SuiteReport) -> String {
     )
 }
 
-/// With more, cases are collapsed.
-const CASES_OPEN: usize = 3;
+/// The maximum number of cases that are all expanded.
+const MAX_EXPANDED_CASES: usize = 3;
 const STYLE: &str = include_str!("html/style.css");

@@ -17,7 +17,7 @@ pub(super) fn unavailable_reason() -> Option<String> {
     };
     // Without a file it writes to standard error.
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    match parse(&text) {
+    match parse_instruction_count(&text) {
         Some(_) => None,
         None => Some(format!("perf reported: {}", text.trim())),
     }
@@ -54,12 +54,12 @@ impl InstructionCount {
     pub(super) async fn finish(mut self) -> anyhow::Result<Option<u64>> {
         self.child.wait_with_output().await?;
         let text = std::fs::read_to_string(&self.file).context("the counters of perf")?;
-        Ok(parse(&text))
+        Ok(parse_instruction_count(&text))
     }
 }
 
 /// perf-stat(1), CSV format: the first field is the count, the third the event.
-fn parse(text: &str) -> Option<u64> {
+fn parse_instruction_count(text: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let mut fields = line.split(',');
         let count = fields.next()?.trim().parse().ok()?;
@@ -85,7 +85,7 @@ mod tests {
             ("5,,cycles,0,100.00,,\n", None),
             ("", None),
         ] {
-            assert_eq!(parse(text), count, "{text}");
+            assert_eq!(parse_instruction_count(text), count, "{text}");
         }
     }
 }

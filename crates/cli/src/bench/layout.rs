@@ -8,8 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Layout {
-    /// One client and one server, each behind its proxy; HTTP. The port `listener` forwards to the port
-    /// `backend`.
+    /// One client and one server, each behind its proxy; HTTP. The port `entry` forwards to the port `backend`.
     Http,
     /// The same for opaque TCP.
     Tcp,

@@ -57,5 +57,5 @@ where
     }
 }
 
-/// All connections of a benchmark at once.
+/// The accept backlog: all connections of a benchmark may be opened at once.
 const BACKLOG: u32 = 4096;

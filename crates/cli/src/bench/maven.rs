@@ -28,7 +28,7 @@ pub(super) struct MavenProject {
 /// # Errors
 /// If a tool is missing, or Maven fails.
 pub(super) async fn build_product(project: &MavenProject, rig: &Rig) -> anyhow::Result<PathBuf> {
-    let cache = rig.cache.as_path();
+    let cache = rig.cache_directory.as_path();
     let product = cache.join(format!("{}-{:016x}", project.name, source_fingerprint(project)));
     if product.is_dir() {
         return Ok(product);
@@ -41,7 +41,7 @@ pub(super) async fn build_product(project: &MavenProject, rig: &Rig) -> anyhow::
     std::fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
     let scratch = tempfile::Builder::new().prefix("building-").tempdir_in(cache);
     let scratch = scratch.context("no build directory")?;
-    build(project, scratch.path()).await.with_context(|| format!("{purpose} failed"))?;
+    run_maven(project, scratch.path()).await.with_context(|| format!("{purpose} failed"))?;
     let built = scratch.path().join(project.product);
     match std::fs::rename(&built, &product) {
         // Another process has built the same product in the meantime.
@@ -65,7 +65,7 @@ pub(super) fn require_tool(rig: &Rig, tool: &str, purpose: &str) -> anyhow::Resu
     )
 }
 
-async fn build(project: &MavenProject, dir: &Path) -> anyhow::Result<()> {
+async fn run_maven(project: &MavenProject, dir: &Path) -> anyhow::Result<()> {
     for (path, text) in project.sources {
         let file = dir.join(path);
         let parent = file.parent().unwrap_or(dir);
@@ -89,7 +89,7 @@ async fn build(project: &MavenProject, dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Different sources have a different product.
+/// Returns a hash of the sources: changed sources are built again.
 fn source_fingerprint(project: &MavenProject) -> u64 {
     let mut hasher = DefaultHasher::new();
     project.sources.hash(&mut hasher);
@@ -113,7 +113,7 @@ mod tests {
         let error = build_product(&project, &rig).await.unwrap_err().to_string();
         assert!(error.contains("building a thing requires `mvn`"), "{error}");
         assert!(error.contains("apt-get install default-jdk-headless maven"), "{error}");
-        assert!(!cache.exists(), "nothing was begun");
+        assert!(!cache.exists(), "a build was started");
         let product = cache.join(format!("thing-{:016x}", source_fingerprint(&project)));
         std::fs::create_dir_all(&product).unwrap();
         assert_eq!(build_product(&project, &rig).await.unwrap(), product);

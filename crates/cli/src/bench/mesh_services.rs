@@ -36,24 +36,24 @@ pub(super) async fn measure_services(rig: &Rig, services: usize) -> anyhow::Resu
     let dir = rig.scratch_directory().join(format!("services-{services}"));
     std::fs::create_dir_all(dir.join("mesh")).context("cannot create the directory of a mesh")?;
     let mut ports = rig.ports();
-    let result = run(rig, &dir, &mut ports, services).await;
+    let result = start_and_measure(rig, &dir, &mut ports, services).await;
     if let Err(error) = std::fs::remove_dir_all(&dir) {
         tracing::debug!(%error, "cannot remove the files of a mesh");
     }
     result
 }
 
-async fn run(
+async fn start_and_measure(
     rig: &Rig,
     dir: &Path,
     ports: &mut ChosenPorts<'_>,
     services: usize,
 ) -> anyhow::Result<MeshServices> {
-    let application = ports.port_for("application")?;
+    let application_port = ports.port_for("application")?;
     write_manifests(&dir.join("mesh"), ports, services)?;
-    let address = ports.address_for("control")?;
+    let control_address = ports.address_for("control")?;
     let backend =
-        ProcessSpec::leno_command(["bench", "backend", "--port", &application.to_string()])?;
+        ProcessSpec::leno_command(["bench", "backend", "--port", &application_port.to_string()])?;
     let backend = BenchProcess::start(
         &backend.with_cores(rig.load_cores.as_ref()),
         &dir.join("backend.log"),
@@ -66,17 +66,17 @@ async fn run(
         "--data".as_ref(),
         dir.join("data").as_os_str(),
         "--listen".as_ref(),
-        address.to_string().as_ref(),
+        control_address.to_string().as_ref(),
     ])?;
     let control = BenchProcess::start(
         &control.with_cores(rig.proxy_cores.as_ref()),
         &dir.join("control.log"),
     )?;
-    let server = start_sidecar(rig, dir, ports, address, "server").await?;
-    let client = start_sidecar(rig, dir, ports, address, "client").await?;
-    for number in 0..USED_SERVICES.min(services) {
-        let listener = ports.address_for(&format!("listener-{number}"))?;
-        let deadline = Instant::now() + MAX_WAIT;
+    let server = start_sidecar(rig, dir, ports, control_address, "server").await?;
+    let client = start_sidecar(rig, dir, ports, control_address, "client").await?;
+    for index in 0..USED_SERVICES.min(services) {
+        let listener = ports.address_for(&format!("listener-{index}"))?;
+        let deadline = Instant::now() + MAX_START_WAIT;
         while let Err(error) = admin_client::query_admin(listener, "/").await {
             if Instant::now() > deadline {
                 return Err(error).context("a service does not respond");
@@ -105,20 +105,20 @@ async fn start_sidecar(
     rig: &Rig,
     dir: &Path,
     ports: &mut ChosenPorts<'_>,
-    control: SocketAddr,
+    control_address: SocketAddr,
     name: &str,
 ) -> anyhow::Result<BenchProcess> {
-    let mesh = MeshSocket::from_data(&dir.join("data"));
-    let deadline = Instant::now() + MAX_WAIT;
+    let mesh_socket = MeshSocket::from_data(&dir.join("data"));
+    let deadline = Instant::now() + MAX_START_WAIT;
     let token = loop {
-        match mesh.send_request("POST", &format!("/token?workload=bench/{name}")).await {
+        match mesh_socket.send_request("POST", &format!("/token?workload=bench/{name}")).await {
             Ok(token) => break token,
             Err(error) if Instant::now() > deadline => return Err(error),
             Err(_) => sleep(POLL_INTERVAL).await,
         }
     };
     let mut bundle = JoinBundle::parse(&token)?;
-    bundle.control = vec![control];
+    bundle.control_addresses = vec![control_address];
     let token = dir.join(format!("{name}.token"));
     bundle.save(&token).context("cannot write a token")?;
     let admin = ports.address_for(&format!("admin-{name}"))?;
@@ -148,7 +148,7 @@ async fn start_sidecar(
     Ok(child)
 }
 
-/// Writes files with a bounded number of documents each: files have a limit.
+/// Writes the manifests into several files, because the number of documents in a file is limited.
 fn write_manifests(dir: &Path, ports: &mut ChosenPorts<'_>, services: usize) -> anyhow::Result<()> {
     let port = ports.port_for("application")?;
     let mut text = String::new();
@@ -161,12 +161,9 @@ fn write_manifests(dir: &Path, ports: &mut ChosenPorts<'_>, services: usize) -> 
         )?;
     }
     text.push_str("  outbound:\n");
-    for number in 0..USED_SERVICES.min(services) {
-        let listener = ports.address_for(&format!("listener-{number}"))?;
-        writeln!(
-            text,
-            "  - {{service: service-{number}.bench, port: 80, listen: \"{listener}\"}}"
-        )?;
+    for index in 0..USED_SERVICES.min(services) {
+        let listener = ports.address_for(&format!("listener-{index}"))?;
+        writeln!(text, "  - {{service: service-{index}.bench, port: 80, listen: \"{listener}\"}}")?;
     }
     let text = text.replacen(
         "serviceAccount: server\n",
@@ -176,17 +173,17 @@ fn write_manifests(dir: &Path, ports: &mut ChosenPorts<'_>, services: usize) -> 
         1,
     );
     std::fs::write(dir.join("workloads.yaml"), text).context("the manifests")?;
-    for first in (0..services).step_by(SERVICES_PER_FILE) {
+    for first_service in (0..services).step_by(SERVICES_PER_FILE) {
         let mut text = String::new();
-        for number in first..services.min(first + SERVICES_PER_FILE) {
+        for index in first_service..services.min(first_service + SERVICES_PER_FILE) {
             write!(
                 text,
                 "---\napiVersion: v1\nkind: Service\n\
-                 metadata: {{name: service-{number}, namespace: bench}}\n\
+                 metadata: {{name: service-{index}, namespace: bench}}\n\
                  spec: {{selector: {{app: server}}, ports: [{{port: 80, targetPort: main}}]}}\n"
             )?;
         }
-        std::fs::write(dir.join(format!("services-{first}.yaml")), text)
+        std::fs::write(dir.join(format!("services-{first_service}.yaml")), text)
             .context("the manifests")?;
     }
     Ok(())
@@ -196,6 +193,6 @@ fn write_manifests(dir: &Path, ports: &mut ChosenPorts<'_>, services: usize) -> 
 pub(super) const USED_SERVICES: usize = 5;
 /// The number of services in a file: half of the limit of documents.
 const SERVICES_PER_FILE: usize = 5000;
-/// The timeout for reading ten thousand documents.
-const MAX_WAIT: Duration = Duration::from_secs(60);
+/// The startup timeout, for reading ten thousand documents.
+const MAX_START_WAIT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);

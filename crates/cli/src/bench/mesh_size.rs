@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 use self::manifests::render_rule;
 use self::traffic::SequentialTraffic;
 use super::child::{BenchProcess, ProcessSpec};
-use super::crowd::{CONVERGED, CrowdConfig, CrowdMember};
+use super::crowd::{CONVERGED_LINE, CrowdConfig, CrowdMember};
 use super::report::{MeshChanges, MeshSize};
 use super::rig::Rig;
 use super::sample;
@@ -29,7 +29,7 @@ use crate::ports::ChosenPorts;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CrowdSize {
     pub(super) sidecars: usize,
-    pub(super) real: usize,
+    pub(super) real_sidecars: usize,
     /// The changes to make in the mesh.
     pub(super) changes: ChangeMeasurement,
 }
@@ -72,57 +72,56 @@ struct RunningMesh<'a, 'b> {
 
 impl RunningMesh<'_, '_> {
     async fn run(&mut self, timing: RunTiming) -> anyhow::Result<MeshSize> {
-        let file = self.dir.join("mesh");
-        self.write_manifests(&file).context("the manifests")?;
+        let manifest_dir = &self.dir.join("mesh");
+        self.write_manifests(manifest_dir).context("the manifests")?;
         let application = self.start_application()?;
-        let data = self.dir.join("data");
-        let address = self.ports.address_for("control")?;
-        let control = self.start_control_plane(&file, &data, address)?;
+        let data_dir = &self.dir.join("data");
+        let control_address = self.ports.address_for("control")?;
+        let mut control = self.start_control_plane(manifest_dir, data_dir, control_address)?;
         let pid = control.pid().context("the control plane exited immediately")?;
-        let tokens =
-            self.create_tokens(&data, address).await.with_context(|| control.log_tail())?;
+        let tokens = self.create_tokens(data_dir, control_address).await;
+        let tokens = tokens.with_context(|| control.log_tail())?;
         let private_mib = || to_mib(sample::memory_usage(&[pid]).private_kib);
-        let empty = private_mib();
+        let empty_mib = private_mib();
         let before = sample::cpu_time(&[pid]);
         let started = Instant::now();
-        let (mut crowd, real) = self.start_all_sidecars(&tokens, address)?;
+        let (mut crowd, real_sidecars) = self.start_all_sidecars(&tokens, control_address)?;
         match timeout(MAX_ROLLOUT_WAIT, crowd.next_line()).await {
-            Ok(Some(line)) if line == CONVERGED => {}
+            Ok(Some(line)) if line == CONVERGED_LINE => {}
             Ok(_) => bail!("the simulated sidecars exited: {}", crowd.log_tail()),
             Err(_) => bail!("not all sidecars were in sync within {MAX_ROLLOUT_WAIT:?}"),
         }
-        self.wait_until_registered(&data).await?;
-        let rollout = started.elapsed().as_secs_f64();
+        self.wait_until_registered(data_dir).await?;
+        let rollout_seconds = started.elapsed().as_secs_f64();
         let cpu_seconds = sample::cpu_time(&[pid]).saturating_sub(before).as_secs_f64();
-        let peak = sample::peak_kib(pid);
-        self.use_listeners().await?;
+        let peak_kib = sample::peak_kib(pid);
+        self.send_first_requests().await?;
         sleep(timing.warm_up).await;
         let (before, started) = (sample::cpu_time(&[pid]), Instant::now());
         sleep(timing.duration).await;
         let steady_cpu_seconds = sample::cpu_time(&[pid]).saturating_sub(before).as_secs_f64();
         let steady_cores = steady_cpu_seconds / started.elapsed().as_secs_f64();
-        let full = private_mib();
-        let sidecars = real.iter().filter_map(BenchProcess::pid);
+        let steady_mib = private_mib();
+        let sidecars = real_sidecars.iter().filter_map(BenchProcess::pid);
         let sidecars = sidecars.map(|pid| to_mib(sample::memory_usage(&[pid]).private_kib));
         let mut measured = MeshSize {
             sidecars: self.crowd.sidecars,
             mode: self.rig.default_policy,
-            rollout_s: rollout,
+            rollout_s: rollout_seconds,
             rollout_cpu_s: cpu_seconds,
-            rollout_cores: cpu_seconds / rollout,
-            rollout_memory_mib: to_mib(peak),
+            rollout_cores: cpu_seconds / rollout_seconds,
+            rollout_memory_mib: to_mib(peak_kib),
             steady_cores,
-            steady_memory_mib: full,
-            empty_memory_mib: empty,
-            per_sidecar_kib: (full - empty) * 1024.0 / self.crowd.sidecars.max(1) as f64,
+            steady_memory_mib: steady_mib,
+            empty_memory_mib: empty_mib,
+            per_sidecar_kib: (steady_mib - empty_mib) * 1024.0 / self.crowd.sidecars.max(1) as f64,
             sidecar_memory_mib: median(sidecars).unwrap_or(0.0),
             changes: None,
         };
-        let mut control = control;
         if self.crowd.changes == ChangeMeasurement::Yes {
             let traffic =
                 self.has_real_services().then(|| SequentialTraffic::start(self)).transpose()?;
-            let mut paths = changes::MeshPaths { file: &file, data: &data, address, timing };
+            let mut paths = changes::MeshPaths { manifest_dir, data_dir, control_address, timing };
             let (restarted, changes) =
                 self.measure_changes(&mut crowd, control, &mut paths).await?;
             control = restarted;
@@ -133,7 +132,7 @@ impl RunningMesh<'_, '_> {
             measured.changes = Some(MeshChanges { requests, failed, ..changes });
         }
         crowd.stop().await;
-        for sidecar in real {
+        for sidecar in real_sidecars {
             sidecar.stop().await;
         }
         control.stop().await;
@@ -143,16 +142,16 @@ impl RunningMesh<'_, '_> {
         Ok(measured)
     }
 
-    fn write_manifests(&mut self, folder: &Path) -> anyhow::Result<()> {
-        std::fs::create_dir_all(folder)?;
-        std::fs::write(folder.join("mesh.yaml"), self.render_manifests()?)?;
-        std::fs::write(folder.join("rule.yaml"), render_rule(0))?;
+    fn write_manifests(&mut self, manifest_dir: &Path) -> anyhow::Result<()> {
+        std::fs::create_dir_all(manifest_dir)?;
+        std::fs::write(manifest_dir.join("mesh.yaml"), self.render_manifests()?)?;
+        std::fs::write(manifest_dir.join("rule.yaml"), render_rule(0))?;
         Ok(())
     }
 
     /// Starts the application behind the real sidecars.
     fn start_application(&mut self) -> anyhow::Result<Option<BenchProcess>> {
-        if self.crowd.real == 0 {
+        if self.crowd.real_sidecars == 0 {
             return Ok(None);
         }
         let port = self.ports.port_for("application")?.to_string();
@@ -162,10 +161,10 @@ impl RunningMesh<'_, '_> {
     }
 
     /// Waits until the real sidecars are ready as well.
-    async fn wait_until_registered(&self, data: &Path) -> anyhow::Result<()> {
+    async fn wait_until_registered(&self, data_dir: &Path) -> anyhow::Result<()> {
         let deadline = Instant::now() + MAX_ROLLOUT_WAIT;
         loop {
-            let status = MeshSocket::from_data(data).query_json("/status").await?;
+            let status = MeshSocket::from_data(data_dir).query_json("/status").await?;
             let registered = status["registered"].as_u64().unwrap_or_default();
             if registered >= self.crowd.sidecars as u64 {
                 return Ok(());
@@ -179,19 +178,19 @@ impl RunningMesh<'_, '_> {
 
     fn start_control_plane(
         &self,
-        file: &Path,
-        data: &Path,
-        address: SocketAddr,
+        manifest_dir: &Path,
+        data_dir: &Path,
+        control_address: SocketAddr,
     ) -> anyhow::Result<BenchProcess> {
         let spec = ProcessSpec::leno_command([
             "control".as_ref(),
             "--log-level=warn".as_ref(),
             "-f".as_ref(),
-            file.as_os_str(),
+            manifest_dir.as_os_str(),
             "--data".as_ref(),
-            data.as_os_str(),
+            data_dir.as_os_str(),
             "--listen".as_ref(),
-            address.to_string().as_ref(),
+            control_address.to_string().as_ref(),
         ])?;
         let cores = self.rig.proxy_cores.as_ref();
         BenchProcess::start(&spec.with_cores(cores), &self.dir.join("control.log"))
@@ -201,37 +200,43 @@ impl RunningMesh<'_, '_> {
     fn start_all_sidecars(
         &mut self,
         tokens: &[String],
-        control: SocketAddr,
+        control_address: SocketAddr,
     ) -> anyhow::Result<(BenchProcess, Vec<BenchProcess>)> {
-        let (real_tokens, crowd_tokens) = tokens.split_at(self.crowd.real.min(tokens.len()));
+        let (real_tokens, crowd_tokens) =
+            tokens.split_at(self.crowd.real_sidecars.min(tokens.len()));
         self.ports.port_for("application")?;
         let members = crowd_tokens.iter().enumerate().map(|(index, token)| {
-            let index = index + self.crowd.real;
+            let index = index + self.crowd.real_sidecars;
             let used_services = self.used_services(index).into_iter();
             anyhow::Ok(CrowdMember {
                 workload: workload_name(index),
                 token: token.clone(),
                 port: self.application_port(index)?,
-                services: used_services.map(|service| self.name_and_size(service)).collect(),
-                own_service: self.name_and_size(index / WORKLOADS_PER_SERVICE).0,
+                services: used_services
+                    .map(|service| self.service_name_and_size(service))
+                    .collect(),
+                own_service: self.service_name_and_size(index / WORKLOADS_PER_SERVICE).0,
             })
         });
-        let config = CrowdConfig { control, members: members.collect::<anyhow::Result<_>>()? };
+        let config = CrowdConfig {
+            control: control_address,
+            members: members.collect::<anyhow::Result<_>>()?,
+        };
         let file = self.dir.join("crowd.json");
         std::fs::write(&file, serde_json::to_vec(&config)?)
             .context("the plan of the simulated sidecars")?;
-        let mut real = Vec::new();
+        let mut real_sidecars = Vec::new();
         for (index, token) in real_tokens.iter().enumerate() {
-            real.push(self.start_sidecar(index, token)?);
+            real_sidecars.push(self.start_sidecar(index, token)?);
         }
         let arguments = ["bench".as_ref(), "crowd".as_ref(), "--plan".as_ref(), file.as_os_str()];
         let spec = ProcessSpec::leno_command(arguments)?.with_cores(self.rig.load_cores.as_ref());
-        Ok((BenchProcess::start_interactive(&spec, &self.dir.join("crowd.log"))?, real))
+        Ok((BenchProcess::start_interactive(&spec, &self.dir.join("crowd.log"))?, real_sidecars))
     }
 
     /// Starts a real sidecar.
     fn start_sidecar(&mut self, index: usize, token: &str) -> anyhow::Result<BenchProcess> {
-        let state = self.dir.join(format!("sidecar-{index}"));
+        let state_directory = self.dir.join(format!("sidecar-{index}"));
         let token_file: PathBuf = self.dir.join(format!("sidecar-{index}.token"));
         JoinBundle::parse(token)?.save(&token_file).context("cannot write a token")?;
         let admin = self.ports.address_for(&format!("admin-{index}"))?;
@@ -243,7 +248,7 @@ impl RunningMesh<'_, '_> {
             "--token-file".as_ref(),
             token_file.as_os_str(),
             "--state".as_ref(),
-            state.as_os_str(),
+            state_directory.as_os_str(),
             "--admin".as_ref(),
             admin.to_string().as_ref(),
             "--http-proxy=off".as_ref(),
@@ -254,10 +259,14 @@ impl RunningMesh<'_, '_> {
     }
 
     /// Creates one token per workload.
-    async fn create_tokens(&self, data: &Path, control: SocketAddr) -> anyhow::Result<Vec<String>> {
-        let mesh = MeshSocket::from_data(data);
+    async fn create_tokens(
+        &self,
+        data_dir: &Path,
+        control_address: SocketAddr,
+    ) -> anyhow::Result<Vec<String>> {
+        let mesh_socket = MeshSocket::from_data(data_dir);
         let deadline = Instant::now() + MAX_START_WAIT;
-        while mesh.query_json("/status").await.is_err() {
+        while mesh_socket.query_json("/status").await.is_err() {
             if Instant::now() > deadline {
                 bail!("the control plane does not respond");
             }
@@ -266,8 +275,8 @@ impl RunningMesh<'_, '_> {
         let mut tokens = Vec::with_capacity(self.crowd.sidecars);
         for index in 0..self.crowd.sidecars {
             let path = format!("/token?workload={}", workload_name(index));
-            let mut bundle = JoinBundle::parse(&mesh.send_request("POST", &path).await?)?;
-            bundle.control = vec![control];
+            let mut bundle = JoinBundle::parse(&mesh_socket.send_request("POST", &path).await?)?;
+            bundle.control_addresses = vec![control_address];
             tokens.push(bundle.render());
         }
         Ok(tokens)
@@ -275,8 +284,8 @@ impl RunningMesh<'_, '_> {
 
     /// Sends a request through each outbound listener of the real sidecars, so that they subscribe to the
     /// services as they would with traffic. The responses are ignored.
-    async fn use_listeners(&mut self) -> anyhow::Result<()> {
-        for index in 0..self.crowd.real.min(self.crowd.sidecars) {
+    async fn send_first_requests(&mut self) -> anyhow::Result<()> {
+        for index in 0..self.crowd.real_sidecars.min(self.crowd.sidecars) {
             for number in 0..self.used_services(index).len() {
                 let listener = self.ports.address_for(&format!("listener-{index}-{number}"))?;
                 drop(admin_client::query_admin(listener, "/").await);

@@ -220,8 +220,8 @@ fn fit_to_budget(runner: &mut SuiteRunner, trials: usize, budget: Duration) {
         let time_per_trial = budget / trials.saturating_mul(runner.repeats);
         let overhead = runner.trial_duration().saturating_sub(runner.timing.duration);
         let remaining = time_per_trial.saturating_sub(overhead);
-        if remaining >= DURATION_MIN || runner.repeats == 1 {
-            runner.timing.duration = runner.timing.duration.min(remaining.max(DURATION_MIN));
+        if remaining >= MIN_DURATION || runner.repeats == 1 {
+            runner.timing.duration = runner.timing.duration.min(remaining.max(MIN_DURATION));
             return;
         }
         runner.repeats -= 1;
@@ -236,4 +236,4 @@ fn random_seed() -> u64 {
 /// The time for starting and stopping proxies and applications.
 pub(super) const STARTUP_TIME: Duration = Duration::from_millis(1_500);
 /// The minimum duration of a run: shorter runs have too few requests for tail latencies.
-const DURATION_MIN: Duration = Duration::from_secs(1);
+const MIN_DURATION: Duration = Duration::from_secs(1);

@@ -96,8 +96,8 @@ pub(super) const FIGURES: &[RepeatFigure] = &[
 pub(super) const NOISY_ABOVE: f64 = 0.15;
 /// The noise threshold of the 99th percentile: tail latencies vary more.
 pub(super) const TAIL_NOISY_ABOVE: f64 = 0.5;
-/// A core this busy is saturated.
-const BUSY: f64 = 0.95;
+/// The share of time from which a busy core counts as saturated.
+const BUSY_SHARE: f64 = 0.95;
 /// The number of cores busy with unrelated processes above which a run counts as disturbed.
 pub(super) const DISTURBED_ABOVE: f64 = 0.1;
 
@@ -110,17 +110,17 @@ impl ContenderOutcome {
         let median_count = |of: &dyn Fn(&RunResult) -> u64| {
             median(repeats.iter().map(|t| of(t) as f64)).map_or(0, |figure| figure.round() as u64)
         };
-        let names = |trial: &RunResult| -> Vec<String> {
+        let process_names = |trial: &RunResult| -> Vec<String> {
             trial.cpu_us_per_request.processes.keys().cloned().collect()
         };
-        let names = repeats.first().map(names)?;
+        let process_names = repeats.first().map(process_names)?;
         let value_of =
             |map: &BTreeMap<String, f64>, name: &str| map.get(name).copied().unwrap_or(0.0);
-        let processes = names.iter().map(|name| {
+        let processes = process_names.iter().map(|name| {
             let figure = median_of(&|t| value_of(&t.cpu_us_per_request.processes, name));
             (name.clone(), figure.unwrap_or(0.0))
         });
-        let memories = names.iter().map(|name| {
+        let memories = process_names.iter().map(|name| {
             let figure = median_count(&|t| t.memory_kib.processes.get(name).copied().unwrap_or(0));
             (name.clone(), figure)
         });
@@ -138,7 +138,7 @@ impl ContenderOutcome {
         let other_processes = |t: &RunResult| {
             t.cores_busy.other_processes_on_proxy_cores + t.cores_busy.other_processes_on_load_cores
         };
-        let taken_from_proxies =
+        let other_on_proxy_cores =
             median(repeats.iter().map(|t| t.cores_busy.other_processes_on_proxy_cores))?;
         let range = figure_ranges(&repeats);
         let instructions = repeats.iter().filter_map(|t| t.instructions_per_request);
@@ -166,8 +166,8 @@ impl ContenderOutcome {
                 repeats.iter().map(other_processes).fold(0.0, f64::max),
             ),
             limited_by: match (
-                busy_proxies + taken_from_proxies >= BUSY * cores.0,
-                busy_load >= BUSY * cores.1,
+                busy_proxies + other_on_proxy_cores >= BUSY_SHARE * cores.0,
+                busy_load >= BUSY_SHARE * cores.1,
             ) {
                 (true, _) => ThroughputLimit::Proxies,
                 (false, true) => ThroughputLimit::Load,
@@ -182,7 +182,7 @@ impl ContenderOutcome {
         self.other_processes_cores > DISTURBED_ABOVE
     }
 
-    /// Returns notes for the reader, in a word each.
+    /// Returns short notes for the reader, such as `noisy`.
     pub(super) fn reader_notes(&self) -> Vec<String> {
         let failed = (self.failed > 0).then(|| format!("{} failed", self.failed));
         let load_bound =

@@ -10,7 +10,7 @@ use crate::duration::format_duration;
 pub(super) struct BenchProgress {
     started: Instant,
     steps: usize,
-    done: usize,
+    steps_done: usize,
     /// The estimated duration of a step, used until the first one is done.
     step_estimate: Duration,
     /// On a terminal one line is rewritten.
@@ -20,14 +20,14 @@ pub(super) struct BenchProgress {
 impl BenchProgress {
     pub(super) fn new(steps: usize, step_estimate: Duration) -> Self {
         let is_terminal = std::io::stderr().is_terminal();
-        Self { started: Instant::now(), steps, done: 0, step_estimate, is_terminal }
+        Self { started: Instant::now(), steps, steps_done: 0, step_estimate, is_terminal }
     }
 
     /// Begins a step.
     pub(super) fn begin_step(&mut self, step: &str) {
         let remaining = format_duration(self.remaining_time());
-        let line = format!("[{}/{}] {step} · {remaining} left", self.done + 1, self.steps);
-        self.done += 1;
+        let line = format!("[{}/{}] {step} · {remaining} left", self.steps_done + 1, self.steps);
+        self.steps_done += 1;
         match self.is_terminal {
             true => {
                 eprint!("\r\x1b[2K{line}");
@@ -47,12 +47,12 @@ impl BenchProgress {
     }
 
     fn remaining_time(&self) -> Duration {
-        let steps = u32::try_from(self.steps.saturating_sub(self.done)).unwrap_or(u32::MAX);
-        let each = match u32::try_from(self.done) {
+        let steps = u32::try_from(self.steps.saturating_sub(self.steps_done)).unwrap_or(u32::MAX);
+        let time_per_step = match u32::try_from(self.steps_done) {
             Ok(0) | Err(_) => self.step_estimate,
             Ok(done) => self.started.elapsed() / done,
         };
-        each.saturating_mul(steps)
+        time_per_step.saturating_mul(steps)
     }
 }
 

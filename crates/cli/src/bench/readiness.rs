@@ -22,13 +22,13 @@ pub(super) async fn wait_until_ready(
 ) -> anyhow::Result<()> {
     let deadline = Instant::now() + max_wait;
     loop {
-        let problem = match admin_client::query_admin(address, path).await {
+        let last_error = match admin_client::query_admin(address, path).await {
             Ok(_) => return Ok(()),
             Err(error) => error,
         };
         check_alive()?;
         if Instant::now() >= deadline {
-            bail!("it does not become ready: {}", output::format_error(&problem));
+            bail!("it does not become ready: {}", output::format_error(&last_error));
         }
         sleep(POLL_INTERVAL).await;
     }

@@ -29,9 +29,9 @@ impl RelayArgs {
     /// Serves until SIGTERM or SIGINT.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let next_index = Rc::new(Cell::new(0));
-        let to: Rc<[u16]> = self.to.into();
+        let ports: Rc<[u16]> = self.to.into();
         loopback::serve(self.port, |stream| {
-            serve_connection(stream, Rc::clone(&to), Rc::clone(&next_index))
+            serve_connection(stream, Rc::clone(&ports), Rc::clone(&next_index))
         })
     }
 }
@@ -97,15 +97,15 @@ async fn read_message(stream: &mut TcpStream, received: &mut Vec<u8>) -> Option<
 
 /// Returns the length of the first message; `None` until its headers are complete.
 fn message_length(received: &[u8]) -> Option<usize> {
-    let head = received.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
-    let lines = received.get(..head)?.split(|byte| *byte == b'\n');
+    let head_length = received.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
+    let lines = received.get(..head_length)?.split(|byte| *byte == b'\n');
     let mut body = lines.filter_map(|line| {
         let (name, value) = line.split_at_checked(CONTENT_LENGTH.len())?;
         let is_length = name.eq_ignore_ascii_case(CONTENT_LENGTH);
         let value = std::str::from_utf8(value.trim_ascii()).ok().filter(|_| is_length)?;
         value.parse::<usize>().ok()
     });
-    Some(head + body.next().unwrap_or(0))
+    Some(head_length + body.next().unwrap_or(0))
 }
 
 const CONTENT_LENGTH: &[u8] = b"content-length:";

@@ -120,7 +120,7 @@ pub(super) struct MeshSize {
     pub(super) rollout_cores: f64,
     /// The peak resident memory of the control plane.
     pub(super) rollout_memory_mib: f64,
-    /// After the rollout, without changes.
+    /// Busy cores and memory of the control plane after the rollout, without changes.
     pub(super) steady_cores: f64,
     pub(super) steady_memory_mib: f64,
     /// Memory before the first join, and the increase per sidecar.
@@ -191,7 +191,7 @@ pub(super) struct PlotData {
     pub(super) title: String,
     /// The meaning of the figures, with their unit.
     pub(super) about: String,
-    pub(super) x: Vec<String>,
+    pub(super) x_labels: Vec<String>,
     /// Figures by contender; `None` if missing.
     pub(super) series: Vec<(String, Vec<Option<f64>>)>,
     pub(super) kind: PlotKind,

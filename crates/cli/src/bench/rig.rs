@@ -25,10 +25,10 @@ pub(super) struct Rig {
     /// The search path of programs.
     pub(super) search_path: Vec<PathBuf>,
     /// The directory of contenders installed for this user.
-    pub(super) installed: PathBuf,
+    pub(super) installed_contenders: PathBuf,
     /// The cache directory of built tools.
-    pub(super) cache: PathBuf,
-    search: PortSearch,
+    pub(super) cache_directory: PathBuf,
+    port_search: PortSearch,
     scratch: TempDir,
     certificates: OnceCell<PathBuf>,
 }
@@ -36,7 +36,7 @@ pub(super) struct Rig {
 /// Rules in addition to access rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MeshRules {
-    /// None.
+    /// No additional rules.
     Plain,
     /// Failing endpoints are ejected.
     Removal,
@@ -48,7 +48,7 @@ pub(super) enum MeshRules {
 pub(super) enum BenchDefaultPolicy {
     /// Every member may call every service.
     Allow,
-    /// Only requests that a policy allows.
+    /// Only requests that a policy allows are permitted.
     Deny,
 }
 
@@ -66,11 +66,11 @@ impl Rig {
     /// Creates an environment with a scratch directory, deleted on drop.
     ///
     /// # Errors
-    /// If there is no place for temporary files.
+    /// If the temporary directory cannot be created.
     pub(super) fn new(
         search_path: Vec<PathBuf>,
-        installed: PathBuf,
-        cache: PathBuf,
+        installed_contenders: PathBuf,
+        cache_directory: PathBuf,
     ) -> anyhow::Result<Self> {
         let scratch = tempfile::Builder::new().prefix("leno-bench-").tempdir();
         Ok(Self {
@@ -79,9 +79,9 @@ impl Rig {
             default_policy: BenchDefaultPolicy::Deny,
             rules: MeshRules::Plain,
             search_path,
-            installed,
-            cache,
-            search: PortSearch::new(),
+            installed_contenders,
+            cache_directory,
+            port_search: PortSearch::new(),
             scratch: scratch.context("cannot create a temporary directory")?,
             certificates: OnceCell::new(),
         })
@@ -99,13 +99,13 @@ impl Rig {
 
     /// Returns the ports of one run.
     pub(super) fn ports(&self) -> ChosenPorts<'_> {
-        ChosenPorts::new(&self.search)
+        ChosenPorts::new(&self.port_search)
     }
 
     /// Returns the directory of certificates for contenders without a certificate client.
     ///
     /// # Errors
-    /// If they cannot be created.
+    /// If the certificates cannot be created.
     pub(super) fn certificates_directory(&self) -> anyhow::Result<PathBuf> {
         if let Some(existing) = self.certificates.get() {
             return Ok(existing.clone());

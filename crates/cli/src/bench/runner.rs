@@ -72,7 +72,7 @@ impl SuiteRunner {
         for (case, indices) in cases.iter().zip(&supporting) {
             let contenders: Vec<&Contender> =
                 indices.iter().filter_map(|index| contenders.get(*index)).collect();
-            self.assign_cores(case, &mut results.notes);
+            self.configure_rig(case, &mut results.notes);
             let trials =
                 self.measure_case(case, &contenders, &mut random, &mut progress, &mut results);
             let trials = trials.await;
@@ -112,8 +112,8 @@ impl SuiteRunner {
         supporting
     }
 
-    /// Assigns cores to proxies, and to load with applications, as a case requires.
-    fn assign_cores(&mut self, case: &BenchCase, notes: &mut Vec<String>) {
+    /// Prepares the rig for a case: its cores, default policy and rules.
+    fn configure_rig(&mut self, case: &BenchCase, notes: &mut Vec<String>) {
         let proxy_core_count = match (case.proxy_cores, &self.cores) {
             (Some(proxy_core_count), _) => proxy_core_count,
             (None, Some((proxies, _))) => proxies.count(),
@@ -132,7 +132,7 @@ impl SuiteRunner {
 
     /// Assigns a number of cores to proxies, and the others to load and applications.
     pub(super) fn allocate_cores(&mut self, proxy_core_count: usize) -> CoreAllocation {
-        let available = Cores::available_cores();
+        let available = Cores::available();
         let configured =
             self.cores.clone().filter(|(proxies, _)| proxies.count() == proxy_core_count);
         let separate = configured.or_else(|| available.as_ref()?.split(proxy_core_count));
@@ -160,7 +160,7 @@ impl SuiteRunner {
     ) -> BTreeMap<String, Vec<RunResult>> {
         let mut trials: BTreeMap<String, Vec<RunResult>> = BTreeMap::new();
         for repeat in 1..=self.repeats {
-            for index in random.order(contenders.len()) {
+            for index in random.shuffled_indices(contenders.len()) {
                 let Some(contender) = contenders.get(index) else {
                     continue;
                 };
@@ -212,8 +212,8 @@ impl SuiteRunner {
         case: &BenchCase,
         trials: BTreeMap<String, Vec<RunResult>>,
     ) -> CaseReport {
-        let count = |cores: &Option<Cores>| cores.as_ref().map_or(1, Cores::count) as f64;
-        let cores = (count(&self.rig.proxy_cores), count(&self.rig.load_cores));
+        let count_cores = |cores: &Option<Cores>| cores.as_ref().map_or(1, Cores::count) as f64;
+        let cores = (count_cores(&self.rig.proxy_cores), count_cores(&self.rig.load_cores));
         let outcomes = trials.into_iter().filter_map(|(name, trials)| {
             Some((name, ContenderOutcome::from_repeats(trials, cores)?))
         });

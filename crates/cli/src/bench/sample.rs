@@ -13,8 +13,9 @@ use super::cores::Cores;
 /// The scheduler counts the time of each thread in nanoseconds; otherwise clock ticks are used. Threads and
 /// processes that have ended are not included.
 pub(super) fn cpu_time(pids: &[u32]) -> Duration {
-    let cpu =
-        |pid: u32| threads_cpu(pid).or_else(|| Some(leno_telemetry::read_usage(pid).ok()?.cpu));
+    let cpu = |pid: u32| {
+        threads_cpu_time(pid).or_else(|| Some(leno_telemetry::read_usage(pid).ok()?.cpu))
+    };
     pids.iter().copied().filter_map(cpu).sum()
 }
 
@@ -63,11 +64,11 @@ fn busy_ticks(line: &str, cores: &Cores) -> Option<u64> {
     Some(figures.iter().sum::<u64>().saturating_sub(idle))
 }
 
-/// Returns a process and its running descendants.
-pub(super) fn descendants_of(root: u32) -> Vec<u32> {
+/// Returns the process IDs of a process and of its running descendants.
+pub(super) fn process_tree(root: u32) -> Vec<u32> {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for pid in numeric_entries("/proc") {
-        if let Some(parent) = parent_of(pid) {
+        if let Some(parent) = parent_pid(pid) {
             children.entry(parent).or_default().push(pid);
         }
     }
@@ -80,14 +81,14 @@ pub(super) fn descendants_of(root: u32) -> Vec<u32> {
     pids
 }
 
-fn parent_of(pid: u32) -> Option<u32> {
+fn parent_pid(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The command name may contain any characters, including parentheses.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-fn threads_cpu(pid: u32) -> Option<Duration> {
+fn threads_cpu_time(pid: u32) -> Option<Duration> {
     let mut sum = Duration::ZERO;
     let threads = numeric_entries(&format!("/proc/{pid}/task"));
     for thread in &threads {
@@ -147,9 +148,9 @@ mod tests {
     fn child_processes_count_for_their_parent() {
         let mut child =
             std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
-        assert!(descendants_of(std::process::id()).contains(&child.id()));
+        assert!(process_tree(std::process::id()).contains(&child.id()));
         drop(child.stdin.take());
         child.wait().unwrap();
-        assert!(!descendants_of(std::process::id()).contains(&child.id()));
+        assert!(!process_tree(std::process::id()).contains(&child.id()));
     }
 }

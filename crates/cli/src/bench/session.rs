@@ -37,7 +37,7 @@ pub(super) async fn measure_suite(
     let mut runner = options.build_runner(defaults, contenders.len() * cases.len())?;
     runner.driver.prepare(&runner.rig).await?;
     for case in cases {
-        case.app.prepare(&runner.rig).await?;
+        case.backend_kind.prepare(&runner.rig).await?;
     }
     let mut report = blank_report(suite);
     let results = runner.run(&contenders, cases).await;

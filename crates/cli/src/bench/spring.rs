@@ -31,11 +31,11 @@ pub(super) async fn start(
     ports: &mut ChosenPorts<'_>,
     dir: &Path,
 ) -> anyhow::Result<Vec<BenchProcess>> {
-    let programs = build_programs(rig).await?;
+    let program_directory = build_programs(rig).await?;
     let start = |name: &str, properties: &[String]| {
         let mut command: Vec<OsString> = vec!["java".into()];
-        command.extend(JVM.iter().map(Into::into));
-        command.extend(["-jar".into(), programs.join(format!("{name}.jar")).into()]);
+        command.extend(JVM_OPTIONS.iter().map(Into::into));
+        command.extend(["-jar".into(), program_directory.join(format!("{name}.jar")).into()]);
         command.extend(properties.iter().map(|property| format!("--{property}").into()));
         let spec = ProcessSpec::new(command).with_cores(rig.load_cores.as_ref());
         let child = BenchProcess::start(&spec, &dir.join(format!("{name}.log")));
@@ -75,7 +75,7 @@ pub(super) const MAX_START_WAIT: Duration = Duration::from_secs(300);
 /// The name of the service in the mesh.
 const RATINGS: &str = "ratings.bookinfo:9080";
 /// JVM options with a small heap: three JVMs share a machine.
-const JVM: &[&str] = &["-Xms256m", "-Xmx256m", "-XX:+UseSerialGC"];
+const JVM_OPTIONS: &[&str] = &["-Xms256m", "-Xmx256m", "-XX:+UseSerialGC"];
 
 macro_rules! sources {
     ($($path:literal),* $(,)?) => {

@@ -76,8 +76,8 @@ impl SeededRandom {
         z ^ (z >> 31)
     }
 
-    /// Returns the numbers below `count` in random order.
-    pub(super) fn order(&mut self, count: usize) -> Vec<usize> {
+    /// Returns the indices below `count` in random order.
+    pub(super) fn shuffled_indices(&mut self, count: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();
         for last in (1..count).rev() {
             let chosen = (self.next_u64() % (last as u64 + 1)) as usize;
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_reported_as_a_part_of_the_median() {
+    fn the_spread_is_a_share_of_the_median() {
         let range = RepeatRange::from_figures(&[90.0, 100.0, 120.0]).unwrap();
         assert_eq!(range, RepeatRange { min: 90.0, max: 120.0, spread: 0.3 });
         assert_eq!(RepeatRange::from_figures(&[]), None);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_shown_with_four_digits() {
+    fn figures_are_rounded_to_four_digits() {
         for (figure, expected) in [
             (0.0, 0.0),
             (123_456.0, 123_500.0),
@@ -134,12 +134,13 @@ mod tests {
     #[test]
     fn an_order_contains_each_index_once_and_depends_on_the_seed_only() {
         let mut random = SeededRandom::new(7);
-        let order = random.order(5);
+        let order = random.shuffled_indices(5);
         let mut sorted = order.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, [0, 1, 2, 3, 4]);
-        assert_eq!(SeededRandom::new(7).order(5), order);
-        let orders: std::collections::BTreeSet<_> = (0..50).map(|_| random.order(3)).collect();
+        assert_eq!(SeededRandom::new(7).shuffled_indices(5), order);
+        let orders: std::collections::BTreeSet<_> =
+            (0..50).map(|_| random.shuffled_indices(3)).collect();
         assert_eq!(orders.len(), 6);
     }
 }

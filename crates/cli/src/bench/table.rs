@@ -61,7 +61,7 @@ fn case_table(report: &SuiteReport, case: &CaseReport) -> Table {
         let memory = &outcome.memory_kib;
         table.add_row([
             contender.name.clone(),
-            or_dash(outcome.cpu_us_per_request.sum, 1),
+            format_or_dash(outcome.cpu_us_per_request.sum, 1),
             ratio("cpu_us_per_request"),
             format!("{:.0}", outcome.rps),
             ratio("rps"),
@@ -69,9 +69,9 @@ fn case_table(report: &SuiteReport, case: &CaseReport) -> Table {
             format!("{:.2}", latency.p90),
             format!("{:.2}", latency.p99),
             format!("{:.2}", latency.p999),
-            or_dash(memory.idle_private as f64, 0),
-            or_dash(memory.load_private as f64, 0),
-            or_dash(memory.load_pss as f64, 0),
+            format_or_dash(memory.idle_private as f64, 0),
+            format_or_dash(memory.load_private as f64, 0),
+            format_or_dash(memory.load_pss as f64, 0),
             outcome.reader_notes().join(", "),
         ]);
     }
@@ -80,9 +80,9 @@ fn case_table(report: &SuiteReport, case: &CaseReport) -> Table {
 
 fn render_legend(report: &SuiteReport) -> String {
     let mut text = String::new();
-    let mut line = |line: String| writeln!(text, "{line}").expect(INFALLIBLE);
+    let mut write_line = |line: String| writeln!(text, "{line}").expect(INFALLIBLE);
     if let Some(settings) = &report.settings {
-        line(format!(
+        write_line(format!(
             "Medians of {} repeats of {} s, after {} s of warm-up.",
             settings.repeats,
             format_plain(settings.duration_s),
@@ -90,8 +90,8 @@ fn render_legend(report: &SuiteReport) -> String {
         ));
     }
     if let Some(settings) = report.settings.as_ref().filter(|_| !report.cases.is_empty()) {
-        line(format!("Load by {}.", settings.driver_version));
-        line(format!(
+        write_line(format!("Load by {}.", settings.driver_version));
+        write_line(format!(
             "CPU and memory are those of all proxies of a contender. Ratios are medians of ratios \
              within a repeat. noisy: repeats differ by more than {:.0} %, tails by {:.0} %. \
              load-bound: the proxies were not saturated. disturbed: unrelated programs used more than \
@@ -102,10 +102,10 @@ fn render_legend(report: &SuiteReport) -> String {
         ));
     }
     if let Some(warning) = report.reliability_warning() {
-        line(warning);
+        write_line(warning);
     }
     let machine = &report.machine;
-    line(format!(
+    write_line(format!(
         "{}, {} cores, {} MiB, Linux {}{}",
         machine.processor,
         machine.cores,
@@ -114,16 +114,16 @@ fn render_legend(report: &SuiteReport) -> String {
         if machine.virtual_machine { ", virtual" } else { "" }
     ));
     for contender in &report.contenders {
-        line(format!("{} {}: {}", contender.name, contender.version, contender.about));
+        write_line(format!("{} {}: {}", contender.name, contender.version, contender.about));
     }
     for skipped in &report.skipped {
-        line(format!("skipped {}: {}", skipped.name, skipped.reason));
+        write_line(format!("skipped {}: {}", skipped.name, skipped.reason));
     }
     for note in &report.notes {
-        line(format!("note: {note}"));
+        write_line(format!("note: {note}"));
     }
     for missing in &report.not_shown {
-        line(format!("not shown: {missing}"));
+        write_line(format!("not shown: {missing}"));
     }
     text
 }
@@ -167,7 +167,7 @@ pub(super) fn new_table(header: &[&str]) -> Table {
     table
 }
 
-fn or_dash(figure: f64, digits: usize) -> String {
+fn format_or_dash(figure: f64, digits: usize) -> String {
     match figure > 0.0 {
         true => format!("{figure:.digits$}"),
         false => "–".to_owned(),

@@ -163,14 +163,13 @@ async fn measure_trial(
     for (role, path) in &case.targets {
         let address = ports.address_for(role)?;
         let check_alive = || running.check_alive().and_then(|()| applications.check_alive());
-        wait_until_ready(address, path, case.app.max_wait(), check_alive).await?;
+        wait_until_ready(address, path, case.backend_kind.max_start_wait(), check_alive).await?;
         urls.push(format!("http://{address}{path}"));
     }
     sleep(SETTLE_TIME).await;
     let proxies = running.role_pids(ProcessRole::Proxy).into_iter();
-    let idle = proxies
-        .map(|(_, pid)| sample::memory_usage(&sample::descendants_of(pid)).private_kib)
-        .sum();
+    let idle_private =
+        proxies.map(|(_, pid)| sample::memory_usage(&sample::process_tree(pid)).private_kib).sum();
     let load_spec = LoadSpec {
         urls,
         connections: case.connections,
@@ -185,17 +184,17 @@ async fn measure_trial(
     let margin = (timing.duration / 20).min(MAX_MARGIN);
     sleep_until(load.measured_from + margin).await;
     let before = watched.read().await?;
-    let counting = match setup.counts_instructions {
+    let instruction_count = match setup.counts_instructions {
         true => watched.count_instructions(timing.duration - 2 * margin, dir)?,
         false => None,
     };
     sleep_until(load.measured_from + timing.duration - margin).await;
     let after = watched.read().await?;
-    let memory = MemoryKib { idle_private: idle, ..watched.proxy_memory() };
+    let memory = MemoryKib { idle_private, ..watched.proxy_memory() };
     let auxiliary = watched.auxiliary_memory();
     running.check_alive()?;
-    let instructions = match counting {
-        Some(counting) => counting.finish().await?,
+    let instructions = match instruction_count {
+        Some(instruction_count) => instruction_count.finish().await?,
         None => None,
     };
     let load_result = load.finish().await?;

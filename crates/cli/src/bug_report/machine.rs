@@ -11,17 +11,17 @@ pub(super) fn describe_machine() -> Value {
         "kernel": system.release().to_string_lossy(),
         "architecture": system.machine().to_string_lossy(),
         "processors": std::thread::available_parallelism().ok().map(usize::from),
-        "memory": first_lines("/proc/meminfo", 3),
-        "load": first_lines("/proc/loadavg", 1),
-        "limits": first_lines("/proc/self/limits", 20),
-        "cgroup": first_lines("/proc/self/cgroup", 20),
-        "ipv6_disabled": first_lines("/proc/sys/net/ipv6/conf/all/disable_ipv6", 1),
-        "somaxconn": first_lines("/proc/sys/net/core/somaxconn", 1),
+        "memory": read_first_lines("/proc/meminfo", 3),
+        "load": read_first_lines("/proc/loadavg", 1),
+        "limits": read_first_lines("/proc/self/limits", 20),
+        "cgroup": read_first_lines("/proc/self/cgroup", 20),
+        "ipv6_disabled": read_first_lines("/proc/sys/net/ipv6/conf/all/disable_ipv6", 1),
+        "somaxconn": read_first_lines("/proc/sys/net/core/somaxconn", 1),
         "in_a_cluster": std::env::var_os("KUBERNETES_SERVICE_HOST").is_some(),
     })
 }
 
-fn first_lines(path: &str, lines: usize) -> Option<Vec<String>> {
+fn read_first_lines(path: &str, count: usize) -> Option<Vec<String>> {
     let text = fs::read_to_string(path).ok()?;
-    Some(text.lines().take(lines).map(str::to_owned).collect())
+    Some(text.lines().take(count).map(str::to_owned).collect())
 }

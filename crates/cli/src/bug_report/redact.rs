@@ -4,26 +4,26 @@ use anyhow::Context as _;
 use regex::{Captures, Regex};
 use serde_json::Value;
 
-/// Finds secrets.
+/// Replaces secrets in texts and in JSON values.
 pub(super) struct Redaction {
-    /// Secrets by their form, then values that follow a secret's name.
-    texts: [Regex; 2],
-    /// Names of secrets.
-    name: Regex,
+    /// Patterns of secrets by their form, then of values that follow a secret's name.
+    patterns: [Regex; 2],
+    /// The pattern of fields, headers and variables that contain secrets, by their names.
+    name_pattern: Regex,
 }
 
 impl Redaction {
     /// # Errors
-    /// If a pattern is invalid, which a test would detect.
+    /// If a pattern is invalid; the tests exclude it.
     pub(super) fn new() -> anyhow::Result<Self> {
         let pattern = |text: &str| Regex::new(text).context("the pattern of secrets");
         Ok(Self {
             // The form is matched first: a name may precede a form that continues on the next line.
-            texts: [
+            patterns: [
                 pattern(&format!("(?i){SECRET_FORMS}"))?,
                 pattern(&format!("(?i){}", NAMED_VALUES.replace("NAMES", SECRET_NAMES)))?,
             ],
-            name: pattern(&format!("(?i)(?:{SECRET_NAMES})$"))?,
+            name_pattern: pattern(&format!("(?i)(?:{SECRET_NAMES})$"))?,
         })
     }
 
@@ -41,7 +41,7 @@ impl Redaction {
             let prefix = prefix.into_iter().find_map(|name| captures.name(name));
             format!("{}{REDACTED}", prefix.map_or("", |prefix| prefix.as_str()))
         };
-        let [forms, names] = &self.texts;
+        let [forms, names] = &self.patterns;
         names.replace_all(&forms.replace_all(text, replacement), replacement).into_owned()
     }
 
@@ -51,11 +51,11 @@ impl Redaction {
             Value::Array(list) => list.iter_mut().for_each(|value| self.redact_value(value)),
             Value::Object(map) => {
                 // Headers and variables: `{name: …, value: …}`.
-                let named = map.get("name").and_then(Value::as_str);
-                let is_secret = named.is_some_and(|name| self.name.is_match(name));
+                let entry_name = map.get("name").and_then(Value::as_str);
+                let is_secret = entry_name.is_some_and(|name| self.name_pattern.is_match(name));
                 for (key, value) in map {
-                    match self.name.is_match(key) || is_secret && key.starts_with("value") {
-                        true => redact_all(value),
+                    match self.name_pattern.is_match(key) || is_secret && key.starts_with("value") {
+                        true => redact_entire_value(value),
                         false => self.redact_value(value),
                     }
                 }
@@ -66,11 +66,11 @@ impl Redaction {
 }
 
 /// Redacts all strings and numbers of a secret value.
-fn redact_all(value: &mut Value) {
+fn redact_entire_value(value: &mut Value) {
     match value {
         Value::String(_) | Value::Number(_) => *value = REDACTED.into(),
-        Value::Array(list) => list.iter_mut().for_each(redact_all),
-        Value::Object(map) => map.values_mut().for_each(redact_all),
+        Value::Array(list) => list.iter_mut().for_each(redact_entire_value),
+        Value::Object(map) => map.values_mut().for_each(redact_entire_value),
         Value::Null | Value::Bool(_) => {}
     }
 }
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn json_fields_named_like_secrets_are_redacted() {
         let redaction = Redaction::new().unwrap();
-        let reported = serde_json::json!({
+        let report = serde_json::json!({
             "labels": {"app": "cart", "db-password": "sword fish"},
             "headers": [
                 {"name": "X-Api-Key", "values": ["swordfish"]},
@@ -146,7 +146,7 @@ mod tests {
             "tokens": 5,
             "problem": "`Cookie: a=swordfish`\nis none: -----BEGIN PRIVATE KEY-----\nMHc",
         });
-        let redacted = redaction.redact_text(&reported.to_string());
+        let redacted = redaction.redact_text(&report.to_string());
         let redacted: Value = serde_json::from_str(&redacted).unwrap();
         let expected = serde_json::json!({
             "labels": {"app": "cart", "db-password": "[redacted]"},

@@ -17,20 +17,20 @@ pub(super) fn run(
     strict: bool,
 ) -> anyhow::Result<ExitCode> {
     let mut subjects = Vec::new();
-    let mut printed = Ok(());
+    let mut print_result = Ok(());
     cluster::run(async {
-        let client = search.client_without_retries().await?;
+        let client = search.connect_without_retries().await?;
         let report = |examined: ExaminedSubject| {
             // Prints each line immediately: a step may take long.
-            if matches!(format, CheckFormat::Text) && printed.is_ok() {
-                printed = output::print_text(&to_text(std::slice::from_ref(&examined)));
+            if matches!(format, CheckFormat::Text) && print_result.is_ok() {
+                print_result = output::print_text(&to_text(std::slice::from_ref(&examined)));
             }
             subjects.push(examined);
         };
         let outcome = Box::pin(examine_each(&client, search.namespace.as_ref(), report)).await;
         outcome.map_err(cluster::format_api_error).context("the API server does not respond")
     })?;
-    printed?;
+    print_result?;
     if matches!(format, CheckFormat::Json) {
         output::print_json(&to_json(&subjects))?;
     }

@@ -6,12 +6,12 @@ use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
 /// The type of our plugin, which is also its program name.
-pub(super) const PLUGIN: &str = "leno-cni";
+pub(super) const PLUGIN_NAME: &str = "leno-cni";
 
 /// Finds the list that the container runtime uses: the first by name.
 ///
 /// # Errors
-/// If there is none yet, or it is not a list.
+/// If there is no configuration yet, or the first one is not a list.
 pub(super) fn find_active_list(directory: &Path) -> anyhow::Result<PathBuf> {
     let entries = std::fs::read_dir(directory);
     let entries = entries.with_context(|| format!("cannot read {}", directory.display()))?;
@@ -32,7 +32,7 @@ pub(super) fn find_active_list(directory: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Returns every list: the active one may have changed since our plugin was added.
+/// Finds all lists: the active one may have changed since our plugin was added.
 ///
 /// # Errors
 /// If the directory cannot be read.
@@ -45,12 +45,12 @@ pub(super) fn find_all_lists(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files.filter(is_list).collect())
 }
 
-/// Returns the list with our plugin last, configured as `plugin`; `None` if it already is.
+/// Returns the list with our plugin last, configured as `plugin`; `None` if the list need not change.
 ///
 /// # Errors
 /// If the text is not a list of plugins.
 pub(super) fn add_plugin(text: &str, plugin: &Value) -> anyhow::Result<Option<String>> {
-    let mut conflist = parse(text)?;
+    let mut conflist = parse_list(text)?;
     let plugins = plugins_mut(&mut conflist)?;
     if plugins.last() == Some(plugin)
         && plugins.iter().filter(|entry| is_leno_plugin(entry)).count() == 1
@@ -62,24 +62,24 @@ pub(super) fn add_plugin(text: &str, plugin: &Value) -> anyhow::Result<Option<St
     Ok(Some(format!("{conflist:#}\n")))
 }
 
-/// Returns the list without our plugin; `None` if it is absent.
+/// Returns the list without our plugin; `None` if the plugin is absent.
 ///
 /// # Errors
 /// If the text is not a list of plugins.
 pub(super) fn remove_plugin(text: &str) -> anyhow::Result<Option<String>> {
-    let mut conflist = parse(text)?;
+    let mut conflist = parse_list(text)?;
     let plugins = plugins_mut(&mut conflist)?;
     let previous_count = plugins.len();
     plugins.retain(|entry| !is_leno_plugin(entry));
     Ok((plugins.len() < previous_count).then(|| format!("{conflist:#}\n")))
 }
 
-/// Returns our entry of the list.
+/// Returns the entry of our plugin for a list.
 pub(super) fn plugin_entry(socket: &Path, exclude_namespaces: &[String]) -> Value {
-    json!({"type": PLUGIN, "socket": socket, "excludeNamespaces": exclude_namespaces})
+    json!({"type": PLUGIN_NAME, "socket": socket, "excludeNamespaces": exclude_namespaces})
 }
 
-fn parse(text: &str) -> anyhow::Result<Value> {
+fn parse_list(text: &str) -> anyhow::Result<Value> {
     serde_json::from_str(text).context("the list of network plugins is not JSON")
 }
 
@@ -89,7 +89,7 @@ fn plugins_mut(conflist: &mut Value) -> anyhow::Result<&mut Vec<Value>> {
 }
 
 fn is_leno_plugin(plugin: &Value) -> bool {
-    plugin.get("type").and_then(Value::as_str) == Some(PLUGIN)
+    plugin.get("type").and_then(Value::as_str) == Some(PLUGIN_NAME)
 }
 
 #[cfg(test)]

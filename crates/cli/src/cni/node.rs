@@ -17,7 +17,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::conflist::{self, PLUGIN};
+use super::conflist::{self, PLUGIN_NAME};
 use super::redirect_request::{MAX_LINE_BYTES, RedirectRequest, RedirectResponse};
 use crate::output;
 use crate::stop;
@@ -78,7 +78,7 @@ impl NodeArgs {
         if let Some(parent) = self.socket.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             create_private_directory(parent)?;
         }
-        // Left by a previous agent.
+        // A previous agent may have left its socket.
         std::fs::remove_file(&self.socket).ok();
         let listener = SocketPath::for_path(&self.socket)
             .and_then(|socket_path| UnixListener::bind(socket_path.path()))
@@ -91,10 +91,10 @@ impl NodeArgs {
     /// Installs this program next to the node's other plugins, atomically.
     fn copy_program(&self) -> anyhow::Result<()> {
         let copy = || -> std::io::Result<()> {
-            let new = tempfile::NamedTempFile::new_in(&self.bin_dir)?;
-            std::fs::copy("/proc/self/exe", new.path())?;
-            std::fs::set_permissions(new.path(), Permissions::from_mode(0o755))?;
-            new.persist(self.bin_dir.join(PLUGIN))?;
+            let new_file = tempfile::NamedTempFile::new_in(&self.bin_dir)?;
+            std::fs::copy("/proc/self/exe", new_file.path())?;
+            std::fs::set_permissions(new_file.path(), Permissions::from_mode(0o755))?;
+            new_file.persist(self.bin_dir.join(PLUGIN_NAME))?;
             Ok(())
         };
         copy().with_context(|| format!("cannot copy the plugin to {}", self.bin_dir.display()))
@@ -141,12 +141,12 @@ impl NodeArgs {
     fn uninstall_plugin(&self) -> anyhow::Result<()> {
         for file in conflist::find_all_lists(&self.conf_dir)? {
             let text = std::fs::read_to_string(&file)?;
-            // Other files belong to other programs.
+            // Files that are not plugin lists belong to other programs.
             if let Ok(Some(text)) = conflist::remove_plugin(&text) {
                 replace_file(&file, &text)?;
             }
         }
-        std::fs::remove_file(self.bin_dir.join(PLUGIN)).ok();
+        std::fs::remove_file(self.bin_dir.join(PLUGIN_NAME)).ok();
         std::fs::remove_file(&self.socket).ok();
         Ok(())
     }
@@ -166,10 +166,10 @@ impl NodeArgs {
 fn replace_file(file: &Path, text: &str) -> anyhow::Result<()> {
     let replace = || -> std::io::Result<()> {
         let directory = file.parent().unwrap_or(Path::new("."));
-        let mut new = tempfile::NamedTempFile::new_in(directory)?;
-        std::io::Write::write_all(&mut new, text.as_bytes())?;
-        std::fs::set_permissions(new.path(), std::fs::metadata(file)?.permissions())?;
-        new.persist(file)?;
+        let mut new_file = tempfile::NamedTempFile::new_in(directory)?;
+        std::io::Write::write_all(&mut new_file, text.as_bytes())?;
+        std::fs::set_permissions(new_file.path(), std::fs::metadata(file)?.permissions())?;
+        new_file.persist(file)?;
         Ok(())
     };
     replace().with_context(|| format!("cannot write {}", file.display()))

@@ -16,16 +16,16 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::conflist::PLUGIN;
+use super::conflist::PLUGIN_NAME;
 use super::redirect_request::{MAX_LINE_BYTES, RedirectRequest, RedirectResponse};
 use crate::output;
 use crate::redirect::RedirectArgs;
 
 /// True if a container runtime runs this process as a plugin.
-pub(crate) fn is_called() -> bool {
+pub(crate) fn is_called_as_plugin() -> bool {
     let name = env::args_os().next();
     let name = name.as_deref().map(Path::new).and_then(Path::file_name);
-    name.is_some_and(|name| name == PLUGIN) && env::var_os("CNI_COMMAND").is_some()
+    name.is_some_and(|name| name == PLUGIN_NAME) && env::var_os("CNI_COMMAND").is_some()
 }
 
 /// Executes the CNI command, and reports the result in CNI format.
@@ -49,7 +49,7 @@ pub(crate) fn run_as_plugin() -> ExitCode {
     }
 }
 
-/// The parameters from the environment.
+/// The parameters that the container runtime sets in the environment.
 #[derive(Debug, Parser)]
 struct CniCall {
     #[arg(env = "CNI_COMMAND")]
@@ -60,7 +60,7 @@ struct CniCall {
     netns: Option<PathBuf>,
 }
 
-/// Our part of the node's configuration.
+/// The configuration from standard input: our entry of the node's list, with the result of the previous plugin.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct CniConfiguration {
@@ -75,7 +75,8 @@ impl CniCall {
     fn execute_command(&self, input: &str) -> anyhow::Result<String> {
         match self.command.as_str() {
             "VERSION" => {
-                Ok(json!({"cniVersion": CNI_VERSION, "supportedVersions": VERSIONS}).to_string())
+                Ok(json!({"cniVersion": CNI_VERSION, "supportedVersions": SUPPORTED_VERSIONS})
+                    .to_string())
             }
             "ADD" => {
                 let configuration: CniConfiguration =
@@ -122,11 +123,11 @@ impl CniCall {
 fn parse_pod(arguments: &str) -> Option<RedirectRequest> {
     let pairs = arguments.split(';').filter_map(|pair| pair.split_once('='));
     let arguments: BTreeMap<&str, &str> = pairs.collect();
-    let text = |key: &str| arguments.get(key).map(|value| (*value).to_owned());
+    let argument = |key: &str| arguments.get(key).map(|value| (*value).to_owned());
     Some(RedirectRequest {
-        namespace: text("K8S_POD_NAMESPACE")?,
-        pod: text("K8S_POD_NAME")?,
-        uid: text("K8S_POD_UID"),
+        namespace: argument("K8S_POD_NAMESPACE")?,
+        pod: argument("K8S_POD_NAME")?,
+        uid: argument("K8S_POD_UID"),
     })
 }
 
@@ -152,10 +153,10 @@ fn query_node(socket: &Path, request: &RedirectRequest) -> anyhow::Result<Redire
 
 /// The newest supported CNI version; the other versions differ only in parts that the plugin forwards unread.
 const CNI_VERSION: &str = "1.1.0";
-const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+const SUPPORTED_VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 /// The CNI error code of all failures; codes from 100 on are plugin-specific.
 const PLUGIN_ERROR: u32 = 100;
-/// The maximum size of a configuration, which usually has a page or two.
+/// The maximum size of a configuration, in bytes; the usual size is a few kilobytes.
 const MAX_INPUT_BYTES: u64 = 1 << 20;
 /// The timeout for the agent, which may query the API server; afterwards the kubelet retries.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(15);

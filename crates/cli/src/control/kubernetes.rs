@@ -11,7 +11,7 @@ use clap::Args;
 use kube::Client;
 use leno_control::{
     Config, Control, Health, MAX_UPDATES, ReviewError, ReviewFuture, Reviewer, StartError,
-    TokenSubject, trust_domain_of,
+    TokenSubject, requested_trust_domain,
 };
 use leno_identity::{Authority, AuthoritySource};
 use leno_kubernetes::api::{NamespaceName, server_version};
@@ -32,7 +32,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::report_start_error;
-use crate::cluster::namespace_name;
+use crate::cluster::parse_namespace_name;
 use crate::wildcard_address::parse_listen_address;
 
 /// Arguments of a control plane in a cluster.
@@ -64,12 +64,12 @@ pub(super) struct InClusterArgs {
     gateways: bool,
     /// Namespaces in which the control plane may write Secrets, for AccessCerts and for the ingress gateway
     /// certificate in OSM and FSM settings
-    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', requires = "kubernetes", value_parser = namespace_name)]
+    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', requires = "kubernetes", value_parser = parse_namespace_name)]
     access_certs: Vec<Name>,
     /// Namespaces for mesh-wide objects, in addition to its own: osm-mesh-config and fsm-mesh-config, until a
     /// leno.dev MeshConfig sets more than the trust domain; TagRoutes for all services; Egress objects for
     /// accounts of other namespaces
-    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', requires = "kubernetes", value_parser = namespace_name)]
+    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', requires = "kubernetes", value_parser = parse_namespace_name)]
     settings_namespaces: Vec<Name>,
     /// Clients allowed to read /metrics of gateways and of sidecars with the annotation leno.dev/metrics:
     /// enabled: `any`, or a comma-separated list of addresses and ranges [default: any for such sidecars, none
@@ -96,11 +96,11 @@ impl InClusterArgs {
         self.webhook.map(|address| ListenOptions { address, client_ca })
     }
 
-    /// Returns the namespaces in which it may write Secrets; a Secret in its own namespace is rejected, even if
-    /// that is listed.
-    fn secret_grants(&self) -> SecretPermissions {
+    /// Returns the namespaces in which the control plane may write Secrets; it writes none in its own namespace,
+    /// even if that is listed.
+    fn secret_permissions(&self) -> SecretPermissions {
         let namespaces = self.access_certs.iter().cloned().collect();
-        SecretPermissions { namespaces, own: Name::new(&self.pod_namespace).ok() }
+        SecretPermissions { namespaces, own_namespace: Name::new(&self.pod_namespace).ok() }
     }
 
     /// Returns the namespaces for mesh-wide objects.
@@ -116,7 +116,7 @@ pub(super) struct ClusterTasks {
     tasks: JoinSet<&'static str>,
     stop: watch::Sender<bool>,
     /// The tasks that must complete by themselves after `stop`.
-    ending: Vec<&'static str>,
+    self_ending: Vec<&'static str>,
 }
 
 impl ClusterTasks {
@@ -124,11 +124,11 @@ impl ClusterTasks {
     /// servers still call it.
     pub(super) async fn shutdown(mut self) {
         self.stop.send_replace(true);
-        while !self.ending.is_empty()
+        while !self.self_ending.is_empty()
             && let Some(ended) = self.tasks.join_next().await
         {
             if let Ok(ended) = ended {
-                self.ending.retain(|name| *name != ended);
+                self.self_ending.retain(|name| *name != ended);
             }
         }
     }
@@ -159,7 +159,7 @@ pub(super) async fn start(
         .with_trust_domain(args.trust_domain.clone())
         .with_settings_namespaces(args.settings_namespaces())
         .with_image(args.image.clone())
-        .with_secret_permissions(args.secret_grants(), outcomes)
+        .with_secret_permissions(args.secret_permissions(), outcomes)
         .with_unwritten_statuses(unwritten);
     let (facts_sender, sidecar_facts) = watch::channel(Arc::default());
     let facts = sidecar_facts.clone();
@@ -170,7 +170,7 @@ pub(super) async fn start(
         exclusions: source.subscribe_exclusions(),
         floor: source.subscribe_floor(),
     };
-    let principals = source.external_principals();
+    let principals = source.subscribe_external_principals();
     let (lifetime, principals_leader) = (config.certificate_lifetime, is_leader.clone());
     let gateways = args
         .gateways
@@ -178,12 +178,12 @@ pub(super) async fn start(
     tasks.spawn(with_task_name("the watch of the API server", source.send_updates(update_sender)));
     let first_update = wait_for_first_update(&mut updates, &mut progress, health).await?;
 
-    // The authority is one of the trust domain in the MeshConfig.
-    let dir = config.data.join("authority");
-    let mut authority =
-        SharedAuthority::new(client.clone(), &namespace, &dir, trust_domain_of(&first_update));
-    if let AuthoritySource::Issuer(dir) = authority.establish_authority().await? {
-        config.issuer = Some(dir);
+    // The authority issues certificates for the trust domain in the MeshConfig.
+    let directory = config.data.join("authority");
+    let trust_domain = requested_trust_domain(&first_update);
+    let mut authority = SharedAuthority::new(client.clone(), &namespace, &directory, trust_domain);
+    if let AuthoritySource::Issuer(directory) = authority.establish_authority().await? {
+        config.issuer = Some(directory);
     }
     tasks.spawn(with_task_name("the renewal of the authority", authority.run_synchronization()));
 
@@ -195,12 +195,11 @@ pub(super) async fn start(
     let (forward_sender, forwarded) = mpsc::channel(MAX_UPDATES);
     let forwarding = forward_updates(first_update, updates, forward_sender);
     tasks.spawn(with_task_name("the watch of the API server", forwarding));
-    let control = report_start_error(Control::start_fed(config, forwarded).await)?;
-    let authority = control.watch_authority();
+    let control = report_start_error(Control::start_with_updates(config, forwarded).await)?;
     let controller = reconcile_external_principals(
         client.clone(),
         lifetime,
-        authority,
+        control.watch_authority(),
         principals,
         principals_leader,
         outcome_sender,
@@ -220,7 +219,7 @@ pub(super) async fn start(
         );
         tasks.spawn(with_task_name(WEBHOOK, injection));
     }
-    Ok((control, ClusterTasks { tasks, stop, ending: self_ending_tasks(args) }))
+    Ok((control, ClusterTasks { tasks, stop, self_ending: self_ending_tasks(args) }))
 }
 
 /// Waits for the first configuration from the API server, and checks its MeshConfig: no authority is created for

@@ -29,12 +29,12 @@ use upstream::{HttpProxy, UpstreamClient};
 
 use crate::stop;
 
-/// The services.
+/// The services of bookinfo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ServiceKind {
     /// The page of a book; calls details and reviews.
     Productpage,
-    /// Facts about a book.
+    /// Details of a book, such as its publisher.
     Details,
     /// Reviews of a book; versions 2 and 3 call ratings.
     Reviews,
@@ -105,7 +105,7 @@ fn build_application(kind: ServiceKind, options: &ServiceOptions) -> ServiceAppl
         ServiceKind::Ratings => ServiceApplication::Ratings,
         ServiceKind::Gateway => ServiceApplication::Gateway(upstream()),
         ServiceKind::Reviews => match options.version.star_color() {
-            None => ServiceApplication::PlainReviews(options.version),
+            None => ServiceApplication::UnratedReviews(options.version),
             Some(color) => ServiceApplication::RatedReviews(options.version, color, upstream()),
         },
     }

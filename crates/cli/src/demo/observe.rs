@@ -126,7 +126,7 @@ pub(super) async fn rejects_plaintext(listener: SocketAddr) -> bool {
 
 /// The request without TLS.
 const PLAIN_REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nhost: demo\r\nconnection: close\r\n\r\n";
-/// Enough bytes to recognize an HTTP response.
+/// The maximum number of bytes to read, enough to recognize an HTTP response.
 const MAX_RESPONSE_BYTES: u64 = 1024;
 /// The maximum time until the rejection; a sidecar rejects at once.
 const REJECTION_TIMEOUT: Duration = Duration::from_secs(5);

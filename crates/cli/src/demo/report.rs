@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct DemoReport {
     /// The duration of the measurement.
-    #[serde(rename = "duration_s", serialize_with = "seconds")]
+    #[serde(rename = "duration_s", serialize_with = "serialize_seconds")]
     pub(crate) duration: Duration,
     /// True if all observed traffic between sidecars used mutual TLS.
     pub(crate) mtls: bool,
@@ -39,20 +39,20 @@ pub(crate) struct SplitShare {
 /// Requests of one service and the cost of its sidecars. Figures that could not be measured are absent.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct ServiceReport {
-    /// The name.
+    /// The name of the service; for reviews with the version.
     pub(crate) name: String,
     /// Completed requests, including failures.
     pub(crate) requests: u64,
     /// The share of successful requests, 0 to 1; absent without requests.
     pub(crate) success_rate: Option<f64>,
     /// The median latency.
-    #[serde(rename = "p50_ms", serialize_with = "milliseconds")]
+    #[serde(rename = "p50_ms", serialize_with = "serialize_milliseconds")]
     pub(crate) p50: Option<Duration>,
     /// The 90th percentile latency.
-    #[serde(rename = "p90_ms", serialize_with = "milliseconds")]
+    #[serde(rename = "p90_ms", serialize_with = "serialize_milliseconds")]
     pub(crate) p90: Option<Duration>,
     /// The 99th percentile latency.
-    #[serde(rename = "p99_ms", serialize_with = "milliseconds")]
+    #[serde(rename = "p99_ms", serialize_with = "serialize_milliseconds")]
     pub(crate) p99: Option<Duration>,
     /// CPU time of its sidecars per request through them, in microseconds.
     pub(crate) sidecar_cpu_us_per_request: Option<f64>,
@@ -75,7 +75,7 @@ pub(crate) struct DemoCheck {
 
 impl DemoReport {
     /// True if all checks passed; a report without checks fails.
-    pub(crate) fn is_passed(&self) -> bool {
+    pub(crate) fn has_passed(&self) -> bool {
         !self.checks.is_empty() && self.checks.iter().all(|check| check.ok)
     }
 
@@ -115,16 +115,16 @@ fn services_table(services: &[ServiceReport]) -> Table {
         "sidecar PSS KiB",
     ]);
     for service in services {
-        let ms = |duration: Option<Duration>| {
+        let milliseconds = |duration: Option<Duration>| {
             or_dash(duration.map(|duration| format!("{:.2}", to_milliseconds(duration))))
         };
         table.add_row([
             service.name.clone(),
             service.requests.to_string(),
             or_dash(service.success_rate.map(format_percent)),
-            ms(service.p50),
-            ms(service.p90),
-            ms(service.p99),
+            milliseconds(service.p50),
+            milliseconds(service.p90),
+            milliseconds(service.p99),
             or_dash(service.sidecar_cpu_us_per_request.map(|cpu| format!("{cpu:.1}"))),
             or_dash(service.sidecar_private_kib.map(|kib| kib.to_string())),
             or_dash(service.sidecar_pss_kib.map(|kib| kib.to_string())),
@@ -169,11 +169,11 @@ fn to_milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1_000.0
 }
 
-fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(duration.as_secs_f64())
 }
 
-fn milliseconds<S: Serializer>(
+fn serialize_milliseconds<S: Serializer>(
     duration: &Option<Duration>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
@@ -246,16 +246,16 @@ mod tests {
     #[test]
     fn a_report_with_a_failed_check_or_without_checks_fails() {
         let mut report = report();
-        assert!(report.is_passed());
+        assert!(report.has_passed());
         report.checks.push(DemoCheck {
             name: "denied client".to_owned(),
             ok: false,
             detail: "got 200".to_owned(),
         });
-        assert!(!report.is_passed());
+        assert!(!report.has_passed());
         assert!(report.to_text().contains("✗ denied client: got 200"));
         report.checks.clear();
-        assert!(!report.is_passed());
+        assert!(!report.has_passed());
     }
 
     fn report() -> DemoReport {

@@ -81,10 +81,10 @@ impl DemoArgs {
             drain_timeout: DRAIN_TIMEOUT,
             // The report is the primary output: sidecars log warnings only.
             log_level: Some(log_level.unwrap_or_else(LogLevel::warnings)),
-            open_files: limits::raise_open_files(),
+            open_file_limit: limits::raise_open_files(),
             netns: None,
             // Standard output is reserved for the report.
-            output: OutputStream::Error,
+            output: OutputStream::Stderr,
         };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -127,7 +127,7 @@ impl DemoArgs {
             () = second_signal => tracing::warn!("stopped without waiting"),
             () = quit => tracing::warn!("SIGQUIT: stopped without waiting"),
         }
-        Ok(match outcome?.is_passed() {
+        Ok(match outcome?.has_passed() {
             true => ExitCode::SUCCESS,
             false => ExitCode::FAILURE,
         })
@@ -162,12 +162,12 @@ impl DemoArgs {
         ports: BookinfoPorts,
         hint: &str,
     ) -> anyhow::Result<DemoReport> {
-        if !mesh.wait_until_up(MAX_START_WAIT).await {
+        if !mesh.wait_until_up(START_TIMEOUT).await {
             let members = mesh.workload_states();
             let waiting = members.iter().filter(|member| !member.is_up());
             let waiting: Vec<String> =
                 waiting.map(|member| member.workload.name.to_string()).collect();
-            bail!("not up within {MAX_START_WAIT:?}: {}", waiting.join(", "));
+            bail!("not up within {START_TIMEOUT:?}: {}", waiting.join(", "));
         }
         let page = mesh.page_url();
         if let Some(page) = &page {
@@ -221,13 +221,13 @@ async fn measure_traffic(
         before,
         after,
         load,
-        denied: denied.map_err(|error| output::format_error(&error)),
+        denial_outcome: denied.map_err(|error| output::format_error(&error)),
         plaintext_accepted,
     })
 }
 
-/// Far more than the start of nine small processes takes.
-const MAX_START_WAIT: Duration = Duration::from_secs(30);
+/// The timeout for the start of the mesh; nine small processes start much sooner.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time for the demo's own requests to finish at its end.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 

@@ -31,7 +31,7 @@ pub(super) async fn drive_bookinfo(
 /// Keeps a low rate of requests flowing for live views, and ignores their results. Never returns.
 pub(super) async fn run_background_traffic(ports: BookinfoPorts) -> std::convert::Infallible {
     loop {
-        let load_model = LoadModel::Open { rate: BACKGROUND_RATE, connections: CONNECTIONS };
+        let load_model = LoadModel::Open { rate: BACKGROUND_RATE, connections: CONNECTION_COUNT };
         let load_plan = LoadPlan {
             load_model,
             warm_up: Duration::ZERO,
@@ -79,7 +79,7 @@ pub(super) async fn request_as_external_client(ports: BookinfoPorts) -> anyhow::
         load_model: LoadModel::Open { rate: 10, connections: 1 },
         duration: Duration::from_millis(500),
         timeout: REQUEST_TIMEOUT,
-        seed: SEED,
+        seed: RANDOM_SEED,
         ..LoadPlan::new(vec![target])
     };
     let report = drive_load(load_plan, watch::channel(ProgressCounters::default()).0).await?;
@@ -107,11 +107,11 @@ fn build_load_plan(ports: &BookinfoPorts, duration: Duration) -> LoadPlan {
     let targets =
         vec![LoadTarget { weight: 6, ..page("page") }, jason, LoadTarget { weight: 7, ..gateway }];
     LoadPlan {
-        load_model: LoadModel::Closed { connections: CONNECTIONS },
+        load_model: LoadModel::Closed { connections: CONNECTION_COUNT },
         duration,
-        warm_up: WARM_UP.min(duration / 5),
+        warm_up: WARM_UP_DURATION.min(duration / 5),
         timeout: REQUEST_TIMEOUT,
-        seed: SEED,
+        seed: RANDOM_SEED,
         ..LoadPlan::new(targets)
     }
 }
@@ -132,7 +132,7 @@ async fn show_progress(
         if is_terminal {
             let mut stderr = std::io::stderr().lock();
             // A failed write to the terminal does not end the run.
-            drop(write!(stderr, "\r\x1b[K{}", progress_line(&snapshot, total)));
+            drop(write!(stderr, "\r\x1b[K{}", format_progress(&snapshot, total)));
             drop(stderr.flush());
         }
     }
@@ -142,7 +142,7 @@ async fn show_progress(
     std::future::pending().await
 }
 
-fn progress_line(counters: &ProgressCounters, total: Duration) -> String {
+fn format_progress(counters: &ProgressCounters, total: Duration) -> String {
     let seconds = counters.elapsed.as_secs_f64();
     let phase = match counters.measuring {
         true => "driving",
@@ -161,9 +161,9 @@ fn progress_line(counters: &ProgressCounters, total: Duration) -> String {
 }
 
 /// Concurrent requests: enough to keep a small machine busy.
-const CONNECTIONS: usize = 8;
+const CONNECTION_COUNT: usize = 8;
 /// Unmeasured time for connections to open and caches to fill.
-const WARM_UP: Duration = Duration::from_secs(2);
+const WARM_UP_DURATION: Duration = Duration::from_secs(2);
 /// A request rate per second that hardly loads the machine.
 const BACKGROUND_RATE: u32 = 30;
 /// The duration of one run of the load generator for background traffic.
@@ -171,4 +171,4 @@ const BACKGROUND_RUN_DURATION: Duration = Duration::from_secs(60);
 /// The timeout of a request; far more than a healthy mesh takes.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The seed of the random order of requests; constant, so that the order is the same in each run.
-const SEED: u64 = 1;
+const RANDOM_SEED: u64 = 1;

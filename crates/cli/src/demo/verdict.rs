@@ -13,12 +13,12 @@ use super::report::{DemoCheck, DemoReport, ServiceReport, SplitShare};
 pub(super) struct DemoFindings {
     /// The sidecars before the traffic.
     pub(super) before: Vec<Observation>,
-    /// The sidecars after it.
+    /// The sidecars after the traffic.
     pub(super) after: Vec<Observation>,
     /// The client's measurements.
     pub(super) load: LoadReport,
     /// The status for the client without permission, or the error.
-    pub(super) denied: Result<u16, String>,
+    pub(super) denial_outcome: Result<u16, String>,
     /// The listeners that responded to a client without TLS.
     pub(super) plaintext_accepted: Vec<String>,
 }
@@ -44,7 +44,7 @@ impl DemoFindings {
         DemoReport {
             duration: self.load.elapsed,
             mtls: mtls.is_ok(),
-            denied_status: self.denied.as_ref().ok().copied(),
+            denied_status: self.denial_outcome.as_ref().ok().copied(),
             split,
             services,
             checks,
@@ -60,14 +60,14 @@ impl DemoFindings {
         let total = self.load.sum_targets();
         let failed = total.request_count() - total.success_count();
         let ok = failed == 0 && total.request_count() > 0;
-        let ms =
+        let milliseconds =
             |latency: Option<Duration>| latency.map_or(0.0, |latency| latency.as_secs_f64() * 1e3);
         let mut detail = format!(
             "{} requests, {:.0} per second, p50 {:.1} ms, p99 {:.1} ms, {failed} failed",
             total.request_count(),
             self.load.responses_per_second(),
-            ms(total.latency.p50()),
-            ms(total.latency.p99()),
+            milliseconds(total.latency.p50()),
+            milliseconds(total.latency.p99()),
         );
         for (status, count) in total.status_counts().filter(|(status, _)| *status >= 300) {
             detail.push_str(&format!(", {count} with status {status}"));
@@ -117,7 +117,7 @@ impl DemoFindings {
     }
 
     fn check_denial(&self) -> DemoCheck {
-        let (ok, detail) = match &self.denied {
+        let (ok, detail) = match &self.denial_outcome {
             Ok(403) => (true, "403".to_owned()),
             Ok(status) => (false, format!("got {status}")),
             Err(error) => (false, error.clone()),
@@ -138,22 +138,22 @@ fn service_report(before: Option<&Observation>, after: &Observation) -> ServiceR
     let requests: u64 = after.inbound_series().map(|series| series.requests).sum();
     let success: u64 = after.inbound_series().map(|series| series.success).sum();
     // The maximum quantile of several series is an upper bound of their combined quantile.
-    let highest = |quantile: fn(&super::observe::RequestSeries) -> f64| {
+    let highest_quantile = |quantile: fn(&super::observe::RequestSeries) -> f64| {
         let counted = after.inbound_series().filter(|series| series.requests > 0);
-        let highest = counted.map(quantile).reduce(f64::max)?;
-        Duration::try_from_secs_f64(highest / 1e3).ok()
+        let highest_quantile = counted.map(quantile).reduce(f64::max)?;
+        Duration::try_from_secs_f64(highest_quantile / 1e3).ok()
     };
     let request_count = after.request_count()
         - before.map_or(0, Observation::request_count).min(after.request_count());
     let cpu = after.usage.zip(before.and_then(|before| before.usage));
     let cpu = cpu.map(|(after, before)| after.cpu.saturating_sub(before.cpu));
     ServiceReport {
-        name: service_of_workload(&after.workload),
+        name: parse_service_name(&after.workload),
         requests,
         success_rate: (requests > 0).then(|| success as f64 / requests as f64),
-        p50: highest(|series| series.p50_ms),
-        p90: highest(|series| series.p90_ms),
-        p99: highest(|series| series.p99_ms),
+        p50: highest_quantile(|series| series.p50_ms),
+        p90: highest_quantile(|series| series.p90_ms),
+        p99: highest_quantile(|series| series.p99_ms),
         sidecar_cpu_us_per_request: cpu
             .filter(|_| request_count > 0)
             .map(|cpu| cpu.as_secs_f64() * 1e6 / request_count as f64),
@@ -162,8 +162,8 @@ fn service_report(before: Option<&Observation>, after: &Observation) -> ServiceR
     }
 }
 
-/// Returns `reviews-v1` for the workload `reviews-v1-1`.
-fn service_of_workload(workload: &str) -> String {
+/// Removes the number from the name of a workload: `reviews-v1` for `reviews-v1-1`.
+fn parse_service_name(workload: &str) -> String {
     let name = workload.rsplit_once('-').map_or(workload, |(name, _)| name);
     name.to_owned()
 }
@@ -187,7 +187,7 @@ fn reviews_split(services: &[ServiceReport]) -> BTreeMap<String, SplitShare> {
         let service = services.iter().find(|service| service.name == name);
         service.map_or(0, |service| service.requests)
     };
-    let total: u64 = SPLIT.iter().map(|(name, _)| requests(name)).sum();
+    let total: u64 = EXPECTED_SPLIT.iter().map(|(name, _)| requests(name)).sum();
     let share = |(name, expected): &(&str, f64)| {
         let requests = requests(name);
         let share = match total {
@@ -197,7 +197,7 @@ fn reviews_split(services: &[ServiceReport]) -> BTreeMap<String, SplitShare> {
         let share = SplitShare { requests, share, expected: *expected };
         ((*name).to_owned(), share)
     };
-    SPLIT.iter().map(share).collect()
+    EXPECTED_SPLIT.iter().map(share).collect()
 }
 
 fn check_split(split: &BTreeMap<String, SplitShare>) -> Result<String, String> {
@@ -215,8 +215,8 @@ fn check_split(split: &BTreeMap<String, SplitShare>) -> Result<String, String> {
     }
 }
 
-/// The weights in the manifest.
-const SPLIT: [(&str, f64); 2] = [("reviews-v1", 0.9), ("reviews-v3", 0.1)];
+/// The expected shares of requests for reviews: the weights in the manifest.
+const EXPECTED_SPLIT: [(&str, f64); 2] = [("reviews-v1", 0.9), ("reviews-v3", 0.1)];
 /// The maximum deviation from an expected share, in standard deviations; chance exceeds it in fewer than one of a
 /// million runs.
 const MAX_DEVIATIONS: f64 = 5.0;

@@ -12,7 +12,10 @@ use crate::figures::DEGRADED_BELOW;
 
 /// Returns the services that the workload's application calls by name, or has an outbound listener for. A
 /// listener needs no subscription.
-pub(super) fn called_by_name<'a>(inputs: &'a DiagnosisInputs, workload: &str) -> BTreeSet<&'a str> {
+pub(super) fn services_called_by_name<'a>(
+    inputs: &'a DiagnosisInputs,
+    workload: &str,
+) -> BTreeSet<&'a str> {
     let proxies = inputs.proxies.iter().filter(|proxy| proxy.workload == workload);
     let subscriptions = proxies.flat_map(|proxy| &proxy.subscriptions);
     let workloads = inputs.workloads.iter().filter(|status| status.name == workload);
@@ -23,7 +26,7 @@ pub(super) fn called_by_name<'a>(inputs: &'a DiagnosisInputs, workload: &str) ->
 
 /// True if the workload sends requests to the service, or can do so without a subscription.
 pub(super) fn may_call(inputs: &DiagnosisInputs, workload: &str, to: &str) -> bool {
-    let called = called_by_name(inputs, workload);
+    let called = services_called_by_name(inputs, workload);
     called.contains(to)
         || is_routed(inputs, &called, to)
         || has_counted_requests(inputs, workload, to)
@@ -202,7 +205,7 @@ mod tests {
             json!([{ "service": "t/h", "port": 80, "listen": "127.0.0.1:1" }]),
         )
         .unwrap();
-        assert_eq!(called_by_name(&listening, "t/c-1"), ["t/h"].into());
+        assert_eq!(services_called_by_name(&listening, "t/c-1"), ["t/h"].into());
         let mut counted = sample_inputs();
         counted.edges = vec![edge_status("workload", "t/c-1", 3)];
         let mut counted_for_service = sample_inputs();

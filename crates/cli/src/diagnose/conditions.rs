@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use leno_control::findings::rejected_sidecar;
+use leno_control::findings::rejected_sidecar_hint;
 use leno_control::status::{ApplicationStatus, ConditionStatus, WorkloadStatus};
 use leno_control::{exit_hint, port_hint};
 
@@ -50,7 +50,7 @@ pub(super) fn condition_steps(
 fn token_step(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Option<DiagnosisStep> {
     let join = inputs.rejected_joins.iter().find(|join| join.workload == workload.name)?;
     let message = format!("was rejected {} s ago: {}", join.age_seconds, join.reason);
-    let hint = rejected_sidecar(&inputs.status, workload);
+    let hint = rejected_sidecar_hint(&inputs.status, workload);
     Some(match workload.has_sidecar() {
         true => DiagnosisStep::notice("token", message, hint),
         false => DiagnosisStep::problem("token", message, hint),
@@ -91,32 +91,32 @@ fn application_steps(application: &ApplicationStatus) -> Vec<DiagnosisStep> {
 
 fn application_state_step(application: &ApplicationStatus) -> DiagnosisStep {
     let name = "application";
-    let since = std::time::Duration::try_from_secs_f64(application.since_seconds);
-    let since = format_duration(since.unwrap_or_default());
-    let exit = last_exit(application);
+    let state_duration = std::time::Duration::try_from_secs_f64(application.since_seconds);
+    let state_duration = format_duration(state_duration.unwrap_or_default());
+    let last_exit_text = format_last_exit(application);
     let restarts = application.restarts;
     if application.crash_looping {
         return DiagnosisStep::problem(
             name,
-            format!("keeps exiting (restarts: {restarts}{exit})"),
+            format!("keeps exiting (restarts: {restarts}{last_exit_text})"),
             exit_hint(application.last_exit.as_deref()),
         );
     }
     match (application.state.as_str(), application.pid) {
         ("running", Some(pid)) => DiagnosisStep::success(
             name,
-            format!("runs as process {pid} for {since} (restarts: {restarts})"),
+            format!("runs as process {pid} for {state_duration} (restarts: {restarts})"),
         ),
         (state, _) => DiagnosisStep::notice(
             name,
-            format!("is {state} (restarts: {restarts}{exit})"),
+            format!("is {state} (restarts: {restarts}{last_exit_text})"),
             "requests wait up to 10 s for its start",
         ),
     }
 }
 
 /// Returns the text about the last exit; empty before the first one.
-fn last_exit(application: &ApplicationStatus) -> String {
+fn format_last_exit(application: &ApplicationStatus) -> String {
     application.last_exit.as_deref().map_or_else(String::new, |exit| format!(", last exit: {exit}"))
 }
 

@@ -15,7 +15,7 @@ use crate::tap::percent_encode;
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(super) struct ServiceReachability {
     service: String,
-    /// The reason for a missing service configuration.
+    /// The reason why the sidecar has no configuration for the service, if it has none.
     reason: Option<String>,
     endpoints: Vec<EndpointReachability>,
     /// The number of endpoints that were not tried, beyond the limit.
@@ -39,8 +39,10 @@ impl ServiceReachability {
         workload: &str,
         service: &str,
     ) -> Option<Self> {
-        let page =
-            mesh.sidecar_page(workload, &format!("/connectivity?service={service}")).await.ok()?;
+        let page = mesh
+            .query_sidecar_page(workload, &format!("/connectivity?service={service}"))
+            .await
+            .ok()?;
         serde_json::from_str(&page).ok()
     }
 
@@ -74,8 +76,8 @@ impl ServiceReachability {
                 DiagnosisStep::problem(NAME, message, reason_hint(reason))
             })
             .collect();
-        let reached = self.endpoints.len() - steps.len();
-        if reached > 0 {
+        let reached_count = self.endpoints.len() - steps.len();
+        if reached_count > 0 {
             let slowest = self.endpoints.iter().filter(|endpoint| endpoint.reason.is_none());
             let slowest = slowest.map(|endpoint| endpoint.duration_ms).fold(0.0, f64::max);
             let omitted = match self.omitted {
@@ -84,7 +86,7 @@ impl ServiceReachability {
             };
             let total = self.endpoints.len();
             let message = format!(
-                "{service}: reached {reached} of {}, with mutual TLS, within {slowest:.0} ms{omitted}",
+                "{service}: reached {reached_count} of {}, with mutual TLS, within {slowest:.0} ms{omitted}",
                 format_count(total, "endpoint")
             );
             steps.insert(0, DiagnosisStep::success(NAME, message));
@@ -101,7 +103,7 @@ fn reason_hint(reason: &str) -> String {
 
 /// Returns the control plane's decision on a request of the workload, with the current configuration; `None` if
 /// it cannot decide.
-pub(super) async fn decision_step(
+pub(super) async fn query_decision_step(
     mesh: &MeshSocket,
     workload: &str,
     service: &ServiceStatus,
@@ -153,7 +155,7 @@ fn step_from_decision(
 }
 
 /// The maximum number of services to test without `--to`.
-pub(super) const MAX_SERVICES: usize = 8;
+pub(super) const MAX_TESTED_SERVICES: usize = 8;
 
 #[cfg(test)]
 mod tests {

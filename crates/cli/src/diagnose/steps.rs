@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use leno_control::findings::rejection_text::{self, Objects};
-use leno_control::findings::{absent_sidecar, join_again};
+use leno_control::findings::{absent_sidecar_hint, rejoin_hint};
 use leno_control::status::{
     CertificateStatus, EdgeStatus, HistoryStatus, PolicyStatus, ProxyStatus, RejectedJoinStatus,
     RejectionStatus, RouteStatus, ServiceStatus, Status, WorkloadStatus,
@@ -38,7 +38,7 @@ pub(super) struct DiagnosisInputs {
     /// The counted requests from workloads and services to services.
     pub(super) edges: Vec<EdgeStatus>,
     /// The readiness that the sidecar reports; `None` if it is not connected here.
-    pub(super) ready: Option<Result<(), String>>,
+    pub(super) readiness: Option<Result<(), String>>,
     /// The endpoints that the sidecar has ejected.
     pub(super) ejected: Vec<EjectedEndpoint>,
     /// The results of the sidecar's connection attempts to endpoints.
@@ -202,7 +202,7 @@ fn existing_namespaces(inputs: &DiagnosisInputs) -> BTreeSet<&str> {
     names.filter_map(|name| name.split_once('/')).map(|(namespace, _)| namespace).collect()
 }
 
-/// Returns the steps for called names without a service: information for the owner of the workload, not a
+/// Returns the steps for called names that are not services: information for the owner of the workload, not a
 /// failure of the mesh. A name in a missing namespace is a host outside the mesh.
 fn unknown_name_steps(names: &[String], namespaces: &BTreeSet<&str>) -> Vec<DiagnosisStep> {
     let is_inside = |name: &&String| {
@@ -265,7 +265,7 @@ fn sidecar_step(
                     true => format!("is {}: the workload is revoked", workload.sidecar),
                     false => format!("is {}", workload.sidecar),
                 },
-                absent_sidecar(&inputs.status, &workload.name, workload.revoked),
+                absent_sidecar_hint(&inputs.status, &workload.name, workload.revoked),
             ),
         };
     };
@@ -277,7 +277,7 @@ fn sidecar_step(
             hint,
         );
     }
-    if let Some(Err(reason)) = &inputs.ready {
+    if let Some(Err(reason)) = &inputs.readiness {
         let hint = "a sidecar is ready once it has a certificate, a configuration and all of its listeners";
         return DiagnosisStep::problem(name, format!("is not ready: {reason}"), hint);
     }
@@ -307,7 +307,7 @@ fn identity_step(inputs: &DiagnosisInputs, name: &str) -> DiagnosisStep {
     let validity = format_duration(Duration::from_secs(*valid_for_seconds));
     if *valid_for_seconds == 0 {
         let hint = match inputs.status.kubernetes {
-            true => join_again(&inputs.status, name),
+            true => rejoin_hint(&inputs.status, name),
             false => format!("create a new token and start the sidecar with it: leno token {name}"),
         };
         return DiagnosisStep::problem(

@@ -11,19 +11,19 @@ use super::decide::{DecidedBackend, DecidedEndpoint, EndpointAccess};
 use super::tags::DecidedTags;
 use super::traffic_policy::{PolicyEffect, describe_fault, list_policies};
 
-/// Decides requests to a backend of a rule. The routes of the backend's own service do not apply. `called` is the
-/// port that the rule is attached to, `total` the sum of the weights.
+/// Decides requests to a backend of a rule. The routes of the backend's own service do not apply. `called_port` is the
+/// port that the rule is attached to, `total_weight` the sum of the weights.
 pub(super) fn decide_backend(
     compiled: &CompiledSnapshot,
-    called: &CompiledPort,
+    called_port: &CompiledPort,
     backend: &WeightedBackend,
-    total: u64,
+    total_weight: u64,
     request: Option<&RequestView<'_>>,
 ) -> DecidedBackend {
-    let share = f64::from(backend.weight) / total as f64;
+    let share = f64::from(backend.weight) / total_weight as f64;
     let service = compiled.service(&backend.service);
     let port = service.and_then(|service| service.ports.get(&backend.port));
-    let policies = port.map(|port| called.policies_to(&backend.service, backend.port, port));
+    let policies = port.map(|port| called_port.policies_to(&backend.service, backend.port, port));
     decide_port(backend, share, port.zip(policies), &compiled.snapshot.config, request)
 }
 
@@ -49,10 +49,10 @@ pub(super) fn decide_port(
     // Endpoints that tag rules exclude are not reported.
     let is_selected =
         |endpoint: &&Arc<Endpoint>| tags.as_ref().is_none_or(|tags| tags.is_selected(endpoint));
-    if rejection.is_none() && tags.as_ref().is_some_and(DecidedTags::reject_all) {
+    if rejection.is_none() && tags.as_ref().is_some_and(DecidedTags::rejects_all) {
         rejection = Some(Reason::NoTaggedEndpoint);
     }
-    let decided = |endpoint: &Arc<Endpoint>| DecidedEndpoint {
+    let to_decided = |endpoint: &Arc<Endpoint>| DecidedEndpoint {
         endpoint: Arc::clone(endpoint),
         access: EndpointAccess::Denied(Reason::Denied, None),
         has_token: false,
@@ -64,7 +64,8 @@ pub(super) fn decide_port(
     let fault = faults
         .and_then(|faults| Some((faults, faults.rule_for(request?, &client_config.account)?)));
     let mut status = None;
-    let abort = fault.and_then(|(_, rule)| rule.abort.as_ref().filter(|abort| abort.is_whole()));
+    let abort =
+        fault.and_then(|(_, rule)| rule.abort.as_ref().filter(|abort| abort.applies_to_all()));
     if let (None, Some(abort)) = (rejection, abort) {
         rejection = Some(Reason::FaultInjected);
         status = abort.response.status;
@@ -79,7 +80,7 @@ pub(super) fn decide_port(
         weight: backend.weight,
         share,
         endpoints: endpoints
-            .map(|endpoints| endpoints.iter().filter(is_selected).map(decided).collect())
+            .map(|endpoints| endpoints.iter().filter(is_selected).map(to_decided).collect())
             .unwrap_or_default(),
         effects,
         unapplied: Vec::new(),

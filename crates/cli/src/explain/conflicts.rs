@@ -5,14 +5,14 @@ use leno_traffic::{
     Mismatch, Precedence, RequestMatcher, RequestView, precedence, takes_precedence,
 };
 
-/// A match that did not decide.
+/// A match that did not decide the request.
 #[derive(Debug)]
 pub(super) struct UnusedMatch {
     pub(super) kind: RouteKind,
     pub(super) route: RouteName,
-    /// The index of its rule in its own route, from 0.
+    /// The index of the match's rule in its own route, from 0.
     pub(super) rule: usize,
-    /// Its index in the rule, from 0.
+    /// The index of the match in the rule, from 0.
     pub(super) index: usize,
     pub(super) request: RequestMatch,
     pub(super) reason: UnusedReason,
@@ -50,19 +50,19 @@ impl UnusedReason {
     }
 }
 
-/// Returns the matches of a port's rules that did not decide; `winner` is the rule and the match that did, if
+/// Returns the matches of a port's rules that did not decide; `decisive_position` is the rule and the match that did, if
 /// any.
 pub(super) fn find_conflicts(
     rules: &[RouteRule],
-    winner: Option<(usize, usize)>,
+    decisive_position: Option<(usize, usize)>,
     view: &RequestView<'_>,
 ) -> Vec<UnusedMatch> {
-    let decisive = winner.and_then(|(rule, index)| rules.get(rule)?.matches.get(index));
+    let decisive = decisive_position.and_then(|(rule, index)| rules.get(rule)?.matches.get(index));
     let mut conflicts = Vec::new();
     for (rule_position, rule) in rules.iter().enumerate() {
         let rule_index = index_in_route(rules, rule_position);
         for (index, request) in rule.matches.iter().enumerate() {
-            if winner == Some((rule_position, index)) {
+            if decisive_position == Some((rule_position, index)) {
                 continue;
             }
             let Ok(matcher) = RequestMatcher::compile(request) else { continue };
@@ -76,19 +76,19 @@ pub(super) fn find_conflicts(
             conflicts.push(UnusedMatch { kind, route, rule: rule_index, index, request, reason });
         }
     }
-    // Matches that fit the request come first.
+    // Matches that the request fulfills come first.
     conflicts.sort_by_key(|conflict| matches!(conflict.reason, UnusedReason::Mismatch(_)));
     conflicts
 }
 
 /// Returns the index of a rule in its own route, from 0.
-pub(super) fn index_in_route(rules: &[RouteRule], number: usize) -> usize {
-    let route = rules.get(number).map(|rule| &rule.route);
-    rules.iter().take(number).filter(|rule| Some(&rule.route) == route).count()
+pub(super) fn index_in_route(rules: &[RouteRule], position: usize) -> usize {
+    let route = rules.get(position).map(|rule| &rule.route);
+    rules.iter().take(position).filter(|rule| Some(&rule.route) == route).count()
 }
 
 /// Returns the index of the match with the highest precedence among those that the request fulfills.
-pub(super) fn first_match(matches: &[RequestMatch], view: &RequestView<'_>) -> usize {
+pub(super) fn find_preferred_match(matches: &[RequestMatch], view: &RequestView<'_>) -> usize {
     let is_match = |request: &RequestMatch| {
         RequestMatcher::compile(request).is_ok_and(|matcher| matcher.matches(view))
     };

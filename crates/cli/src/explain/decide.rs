@@ -16,9 +16,10 @@ use leno_traffic::{
 };
 
 use super::backend::{decide_backend, decide_port};
-use super::conflicts::{UnusedMatch, find_conflicts, first_match, index_in_route};
+use super::conflicts::{UnusedMatch, find_conflicts, find_preferred_match, index_in_route};
 use super::inbound::{
-    check_access, describe_lane_rule, has_token, ingress_rules, rate_limits, token_checks,
+    check_access, describe_lane_rule, describe_rate_limits, describe_token_checks, has_token,
+    ingress_rules,
 };
 use super::outside::EgressPermission;
 use super::tags::DecidedTags;
@@ -37,9 +38,9 @@ pub(super) struct ExplainedRequest {
 /// The part of an address that does not exist in the mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum MissingPart {
-    /// No such service; the services of this name in other namespaces.
+    /// The service does not exist; these services in other namespaces have its name.
     Service(Vec<ServiceName>),
-    /// No such port; the ports of the service.
+    /// The service has no such port; it has these.
     Port(Vec<u16>),
 }
 
@@ -67,10 +68,10 @@ pub(super) struct RequestDecision {
     /// The part of the address that does not exist in the mesh, if any.
     pub(super) missing: Option<MissingPart>,
     /// The egress permission, for a request to a host outside the mesh.
-    pub(super) outside: Option<EgressPermission>,
+    pub(super) egress_permission: Option<EgressPermission>,
     pub(super) protocol: Option<Protocol>,
     pub(super) route: Option<DecidedRoute>,
-    /// The matches that did not decide.
+    /// The matches that did not decide the request.
     pub(super) conflicts: Vec<UnusedMatch>,
     /// The redirect that the client receives.
     pub(super) redirection: Option<Redirection>,
@@ -85,11 +86,11 @@ pub(super) struct RequestDecision {
     pub(super) backends: Vec<DecidedBackend>,
     /// The policies of the called service, if the request reaches no backend.
     pub(super) unapplied: Vec<UnappliedPolicy>,
-    /// The reason of the client's sidecar for rejecting the request; `None` if it forwards it.
+    /// The reason why the client's sidecar rejects the request; `None` if it does not.
     pub(super) rejection: Option<Reason>,
 }
 
-/// The rule that decided.
+/// The rule that decided the request.
 #[derive(Debug)]
 pub(super) struct DecidedRoute {
     pub(super) rule: RouteRule,
@@ -105,20 +106,20 @@ pub(super) struct DecidedBackend {
     pub(super) service: ServiceName,
     pub(super) port: u16,
     pub(super) weight: u32,
-    /// Its share of the requests, 0 to 1.
+    /// The backend's share of the requests, 0 to 1.
     pub(super) share: f64,
     pub(super) endpoints: Vec<DecidedEndpoint>,
-    /// The policies that apply to its requests.
+    /// The policies that apply to requests to the backend.
     pub(super) effects: Vec<PolicyEffect>,
     /// The policies of the called service and of the backend that do not apply.
     pub(super) unapplied: Vec<UnappliedPolicy>,
-    /// The reason of the client's sidecar for rejecting requests to it.
+    /// The reason why the client's sidecar rejects requests to the backend.
     pub(super) rejection: Option<Reason>,
     /// The status of that rejection, if a policy sets it.
     pub(super) status: Option<u16>,
     /// The effect of tag rules on such requests, if there are any.
     pub(super) tags: Option<DecidedTags>,
-    /// True if it is in another namespace and no grant permits the route to refer to it.
+    /// True if the backend is in another namespace and no grant permits the route to refer to it.
     pub(super) is_ungranted: bool,
 }
 
@@ -129,7 +130,7 @@ pub(super) struct DecidedEndpoint {
     pub(super) access: EndpointAccess,
     /// True if the request has a token, which the sidecar may reject.
     pub(super) has_token: bool,
-    /// The rate limits that its sidecar applies to such requests, and the check services that it queries.
+    /// The rate limits that the sidecar applies to such requests, and the check services that it queries.
     pub(super) limits: Vec<PolicyEffect>,
     /// The headers that lanes add to such requests for the application.
     pub(super) lane_headers: Vec<String>,
@@ -142,11 +143,11 @@ pub(super) struct DecidedEndpoint {
 pub(super) enum EndpointAccess {
     /// Every member of the mesh is allowed.
     AllowedByDefault,
-    /// A policy allows it.
+    /// A policy allows the request.
     Allowed(PolicyDecision),
-    /// It is rejected; the policy, if any, denies it or allows only other requests.
+    /// The request is rejected; the policy, if any, denies it or allows only other requests.
     Denied(Reason, Option<PolicyDecision>),
-    /// `defaultPolicy: dry-run` allows, counts and reports it; `deny` would reject it.
+    /// `defaultPolicy: dry-run` allows, counts and reports the request; `deny` would reject it.
     DryRun(Reason, Option<PolicyDecision>),
 }
 
@@ -179,7 +180,7 @@ impl RequestDecision {
             client: workload.cloned().with_context(|| format!("there is no Workload {client}"))?,
             service,
             missing: None,
-            outside: None,
+            egress_permission: None,
             protocol: None,
             route: None,
             conflicts: Vec::new(),
@@ -193,16 +194,15 @@ impl RequestDecision {
             rejection: None,
         };
         let compiled = CompiledSnapshot::build(snapshot, None)?;
-        let called = decision.service.as_ref();
-        let outcome = match called.is_some_and(|called| compiled.service(called).is_some()) {
+        let called_service = decision.service.as_ref();
+        let outcome = match called_service.is_some_and(|name| compiled.service(name).is_some()) {
             true => decision.decide_path(objects, &compiled, request)?,
             // TCP to an address outside the mesh has no host name for an egress rule to match.
             false if request.target.is_tcp => Err(Reason::UnknownService),
-            false => {
-                EgressPermission::for_request(objects, &compiled, called, request).map(|outside| {
-                    (decision.service, decision.outside) = (None, Some(outside));
-                })
-            }
+            false => EgressPermission::for_request(objects, &compiled, called_service, request)
+                .map(|permission| {
+                    (decision.service, decision.egress_permission) = (None, Some(permission));
+                }),
         };
         if let Err(reason) = outcome {
             decision.rejection = Some(reason);
@@ -230,8 +230,8 @@ impl RequestDecision {
         };
         self.protocol = Some(port.protocol);
         if request.target.is_tcp && !is_opaque(port.protocol) {
-            let (host, number) = (&request.target.host, request.target.port);
-            bail!("port {number} of {host} is {}, not TCP: use http://", port.protocol);
+            let (host, port_number) = (&request.target.host, request.target.port);
+            bail!("port {port_number} of {host} is {}, not TCP: use http://", port.protocol);
         }
         let mut backends = if is_opaque(port.protocol) {
             // The port is opaque: request routes do not apply.
@@ -249,24 +249,25 @@ impl RequestDecision {
             trust_domain: compiled.snapshot.config.trust_domain.clone(),
             account: compiled.snapshot.config.account.clone(),
         };
-        let port_number = request.target.port;
+        let (port_number, opaque) = (request.target.port, is_opaque(port.protocol));
         let request = self.sent.as_ref().unwrap_or(request);
         for backend in &mut backends {
             for decided in &mut backend.endpoints {
                 let workload = &decided.endpoint.id.workload;
                 let snapshot = snapshot_for(objects, workload, &[])?;
-                let (number, opaque) = (decided.endpoint.address.port(), is_opaque(port.protocol));
-                decided.access = check_access(&snapshot, &peer, request, number, opaque)?;
-                decided.ingress_rules = ingress_rules(&snapshot, number);
+                let inbound_port = decided.endpoint.address.port();
+                decided.access = check_access(&snapshot, &peer, request, inbound_port, opaque)?;
+                decided.ingress_rules = ingress_rules(&snapshot, inbound_port);
                 match decided.access.rejection_reason() {
                     None => {
-                        decided.has_token = has_token(&snapshot, request, number, opaque)?;
-                        decided.limits = rate_limits(&snapshot, &peer, request, number, opaque)?;
+                        decided.has_token = has_token(&snapshot, request, inbound_port, opaque)?;
+                        decided.limits =
+                            describe_rate_limits(&snapshot, &peer, request, inbound_port, opaque)?;
                         decided.lane_headers =
-                            describe_lane_rule(&snapshot, request, number, opaque)?;
+                            describe_lane_rule(&snapshot, request, inbound_port, opaque)?;
                     }
                     Some(Reason::TokenMissing) => {
-                        decided.limits = token_checks(&snapshot, request, number)?;
+                        decided.limits = describe_token_checks(&snapshot, request, inbound_port)?;
                     }
                     Some(_) => {}
                 }
@@ -283,18 +284,17 @@ impl RequestDecision {
     fn find_port<'a>(
         &self,
         compiled: &'a CompiledSnapshot,
-        number: u16,
+        port_number: u16,
     ) -> Result<&'a CompiledPort, Reason> {
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
         let service = compiled.service(name).ok_or(Reason::UnknownService)?;
         if service.config.client_authorization == ClientAuthorization::Denied {
             return Err(Reason::DeniedOutbound);
         }
-        service.ports.get(&number).ok_or(Reason::UnknownService)
+        service.ports.get(&port_number).ok_or(Reason::UnknownService)
     }
 
-    /// Returns the backends of the decisive rule, or the service itself if no rule matches. Records the rule's
-    /// effects on the request.
+    /// Returns the backends of the decisive rule, or the service itself. Records the rule's effects on the request.
     fn route_request(
         &mut self,
         objects: &[Object],
@@ -332,7 +332,7 @@ impl RequestDecision {
             return Err(Reason::NoRoute);
         };
         if let Some(decisive) = rules.get(rule.index) {
-            let match_index = first_match(&decisive.matches, &view);
+            let match_index = find_preferred_match(&decisive.matches, &view);
             self.route = Some(DecidedRoute {
                 rule: decisive.clone(),
                 index: index_in_route(rules, rule.index),
@@ -392,26 +392,26 @@ impl RequestDecision {
         &self,
         objects: &[Object],
         compiled: &CompiledSnapshot,
-        called: &CompiledPort,
+        called_port: &CompiledPort,
         port: u16,
         view: Option<&RequestView<'_>>,
     ) -> Result<Vec<DecidedBackend>, Reason> {
         let route = self.route.as_ref().ok_or(Reason::InvalidBackend)?;
         let rule = &route.rule;
-        let total = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum::<u64>();
-        let total = total + u64::from(rule.actions.ungranted_weight);
-        if total == 0 {
+        let weight_sum: u64 = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum();
+        let total_weight = weight_sum + u64::from(rule.actions.ungranted_weight);
+        if total_weight == 0 {
             return Err(Reason::InvalidBackend);
         }
         let backends = rule.backends.iter().filter(|backend| backend.weight > 0);
         let mut backends: Vec<DecidedBackend> = backends
-            .map(|backend| decide_backend(compiled, called, backend, total, view))
+            .map(|backend| decide_backend(compiled, called_port, backend, total_weight, view))
             .collect();
         if rule.actions.ungranted_weight > 0 {
             let declared = declared_backends(objects, route, port);
             let ungranted = declared.iter().filter(|backend| !rule.backends.contains(backend));
             backends.extend(ungranted.filter(|backend| backend.weight > 0).map(|backend| {
-                let share = f64::from(backend.weight) / total as f64;
+                let share = f64::from(backend.weight) / total_weight as f64;
                 DecidedBackend {
                     is_ungranted: true,
                     ..decide_port(backend, share, None, &compiled.snapshot.config, None)
@@ -444,32 +444,32 @@ impl RequestDecision {
     /// an allowed request.
     pub(super) fn distinct_outcomes(&self) -> Vec<Option<Reason>> {
         let mut outcomes = Vec::new();
-        let mut add = |outcome| {
+        let mut add_outcome = |outcome| {
             if !outcomes.contains(&outcome) {
                 outcomes.push(outcome);
             }
         };
         if self.rejection.is_some() {
-            add(self.rejection);
+            add_outcome(self.rejection);
         }
-        if self.client_sidecar_responds() || self.outside.is_some() {
-            add(None);
+        if self.client_sidecar_responds() || self.egress_permission.is_some() {
+            add_outcome(None);
         }
-        if self.outside == Some(EgressPermission::SomeAddresses) {
-            add(Some(Reason::EgressDenied));
+        if self.egress_permission == Some(EgressPermission::SomeAddresses) {
+            add_outcome(Some(Reason::EgressDenied));
         }
         for backend in &self.backends {
             if backend.rejection.is_some() {
-                add(backend.rejection);
+                add_outcome(backend.rejection);
                 continue;
             }
             if backend.tags.as_ref().is_some_and(DecidedTags::may_reject) {
-                add(Some(Reason::NoTaggedEndpoint));
+                add_outcome(Some(Reason::NoTaggedEndpoint));
             }
             for endpoint in &backend.endpoints {
-                add(endpoint.access.rejection_reason());
+                add_outcome(endpoint.access.rejection_reason());
                 if endpoint.has_token {
-                    add(Some(Reason::TokenInvalid));
+                    add_outcome(Some(Reason::TokenInvalid));
                 }
             }
         }
@@ -489,7 +489,7 @@ impl RequestDecision {
 }
 
 impl ExplainedRequest {
-    /// Returns the statuses, or only 0 for a TCP connection, which is reset.
+    /// Returns these statuses; for a TCP connection, which is reset, only 0.
     pub(super) fn response_statuses(&self, statuses: Vec<u16>) -> Vec<u16> {
         if self.target.is_tcp { vec![0] } else { statuses }
     }
@@ -506,9 +506,9 @@ impl ExplainedRequest {
     /// Returns the request as modified by a rule; `None` if it is unchanged.
     fn apply_actions(&self, actions: &CompiledActions) -> Option<Self> {
         let target = actions.rewritten_target(&self.target.path, self.target.query.as_deref());
-        let unchanged =
+        let is_unchanged =
             target.is_none() && actions.rewritten_host().is_none() && actions.request.is_empty();
-        if unchanged {
+        if is_unchanged {
             return None;
         }
         let mut modified = self.clone();
@@ -523,7 +523,7 @@ impl ExplainedRequest {
         Some(modified)
     }
 
-    /// Returns the request with these headers in the form that matchers read.
+    /// Returns the request, with these headers, in the form that matchers read.
     pub(super) fn request_view<'a>(&'a self, fields: &'a Vec<(String, String)>) -> RequestView<'a> {
         RequestView {
             method: &self.method,
@@ -591,7 +591,7 @@ fn retry_policy(routes: &PortRoutes, choice: RouteChoice<'_>) -> Option<ServiceR
         _ => None,
     }?;
     let (policy, _) = actions.retry_policy.as_ref()?;
-    let limit = actions.attempt_limit.filter(|limit| limit.is_of_head());
+    let limit = actions.attempt_limit.filter(|limit| limit.ends_with_head());
     Some(ServiceRetry {
         policy: policy.clone(),
         rule: actions.retry.clone()?,

@@ -32,15 +32,15 @@ pub(super) fn check_access(
     let permit = access.authorize_connection(Some(peer), port);
     if opaque
         && permit.is_ok()
-        && let Some(policy) = config.rejects_hidden_requests(port)
+        && let Some(policy) = config.policy_rejecting_hidden_requests(port)
     {
-        let policy = PolicyDecision::whole_policy(policy, &Arc::default());
+        let policy = PolicyDecision::from_whole_policy(policy, &Arc::default());
         return Ok(EndpointAccess::Denied(Reason::DeniedByPolicy, Some(policy)));
     }
     let fields = request.request_headers();
     if !opaque
         && permit.is_ok()
-        && let Some(policy) = missing_token(snapshot, &request.request_view(&fields), port)?
+        && let Some(policy) = find_missing_token(snapshot, &request.request_view(&fields), port)?
     {
         return Ok(EndpointAccess::Denied(Reason::TokenMissing, Some(policy)));
     }
@@ -63,7 +63,7 @@ pub(super) fn check_access(
 
 /// Returns the policy that requires a token, if the request has none. Tokens are checked before other request
 /// rules.
-fn missing_token(
+fn find_missing_token(
     snapshot: &Snapshot,
     view: &RequestView<'_>,
     port: u16,
@@ -73,8 +73,8 @@ fn missing_token(
         .iter()
         .flat_map(|checks| checks.for_port(port))
         .flat_map(CompiledPortChecks::token_validations);
-    let missing = rules.find(|rule| rule.is_required(view) && !carries_token(rule, view));
-    Ok(missing.map(CompiledJwtValidation::policy_decision))
+    let missing_rule = rules.find(|rule| rule.is_required(view) && !carries_token(rule, view));
+    Ok(missing_rule.map(CompiledJwtValidation::policy_decision))
 }
 
 /// True if the request has a token where a policy expects one. Only the sidecar verifies it.
@@ -116,7 +116,7 @@ fn carries_token(rule: &CompiledJwtValidation, view: &RequestView<'_>) -> bool {
 }
 
 /// Describes the tokens that the sidecar with this snapshot requires or verifies.
-pub(super) fn token_checks(
+pub(super) fn describe_token_checks(
     snapshot: &Snapshot,
     request: &ExplainedRequest,
     port: u16,
@@ -133,7 +133,7 @@ pub(super) fn token_checks(
 
 /// Describes the rate limits that the sidecar with this snapshot applies to the request, or to an opaque
 /// connection, and the check services that it queries.
-pub(super) fn rate_limits(
+pub(super) fn describe_rate_limits(
     snapshot: &Snapshot,
     peer: &SpiffeId,
     request: &ExplainedRequest,
@@ -158,7 +158,7 @@ pub(super) fn rate_limits(
         .collect();
     let checks = CompiledChecks::build(&snapshot.config)?;
     if let Some(checks) = checks.as_ref().and_then(|checks| checks.for_port(port)) {
-        effects.extend(token_checks(snapshot, request, port)?);
+        effects.extend(describe_token_checks(snapshot, request, port)?);
         effects.extend(checks.required_authorizations(&view).map(describe_authorization));
         // The client's address is unknown: the server's own address replaces it.
         let client =
@@ -190,7 +190,7 @@ pub(super) fn describe_lane_rule(
     let fields = request.request_headers();
     let view = request.request_view(&fields);
     // The choice of the rule is deterministic; only the choice among its header sets is random.
-    let decisive_rule = lanes.marks_for(port, &view, &mut || 0).rule;
+    let decisive_rule = lanes.headers_for_request(port, &view, &mut || 0).rule;
     let rules = snapshot.config.lanes.get(&port).into_iter().flatten();
     let mut rules =
         rules.filter(|rule| decisive_rule.is_some_and(|(origin, _)| rule.origin == *origin));

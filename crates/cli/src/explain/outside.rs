@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use leno_model::{Egress, MatchedBy, Name, Object, PolicyName, Reason, ServiceName};
-use leno_traffic::{CompiledSnapshot, EgressDecision, outside_rejection};
+use leno_traffic::{CompiledSnapshot, EgressDecision, external_rejection};
 use serde_json::{Value, json};
 
 use super::decide::ExplainedRequest;
@@ -44,7 +44,7 @@ impl EgressPermission {
         };
         let is_open = client_config.egress == Egress::Allow;
         let may_leave = is_open || compiled.egress_rules.may_allow_port(port);
-        if let Some(reason) = outside_rejection(host, service, may_leave, knows_namespace) {
+        if let Some(reason) = external_rejection(host, service, may_leave, knows_namespace) {
             return Err(reason);
         }
         let is_misspelled = |service: &ServiceName| {
@@ -70,7 +70,7 @@ impl EgressPermission {
         }
         let fields = request.request_headers();
         if let Some(policy) =
-            compiled.egress_rules.by_request(address, &request.request_view(&fields))
+            compiled.egress_rules.policy_for_request(address, &request.request_view(&fields))
         {
             return Some(Self::Policy(policy.clone()));
         }
@@ -85,7 +85,7 @@ impl EgressPermission {
         (literal.is_none() && address_rules.next().is_some()).then_some(Self::SomeAddresses)
     }
 
-    /// Returns the line of the text output.
+    /// Describes the destination and its permission, for the text output.
     pub(super) fn describe(&self, request: &ExplainedRequest) -> String {
         let target = &request.target;
         let destination = format!("{} port {}, outside the mesh", target.host, target.port);
@@ -99,7 +99,7 @@ impl EgressPermission {
         }
     }
 
-    /// Returns the verdict.
+    /// Renders the verdict, the last line of the text output.
     pub(super) fn render_verdict(&self, request: &ExplainedRequest) -> String {
         let host = &request.target.host;
         match self {

@@ -9,7 +9,7 @@ use super::ExplainFormat;
 use crate::output::{self, Listing, ListingColumn, OutputFormat};
 
 /// Prints every reason.
-pub(super) fn print_all(format: ExplainFormat) -> anyhow::Result<ExitCode> {
+pub(super) fn print_reasons(format: ExplainFormat) -> anyhow::Result<ExitCode> {
     match format.structured_format() {
         Some(structured_format) => {
             let reasons: Vec<Value> =
@@ -34,7 +34,7 @@ pub(super) fn print_all(format: ExplainFormat) -> anyhow::Result<ExitCode> {
 }
 
 /// Prints one reason.
-pub(super) fn print_one(reason: Reason, format: ExplainFormat) -> anyhow::Result<ExitCode> {
+pub(super) fn print_reason(reason: Reason, format: ExplainFormat) -> anyhow::Result<ExitCode> {
     match format.structured_format() {
         Some(structured_format) => output::print_value(&reason_to_json(reason), structured_format)?,
         None => output::print_raw(&render_reason(reason))?,

@@ -42,7 +42,7 @@ pub(super) fn explain_request(
     query: &ExplainRequest,
 ) -> anyhow::Result<Explanation> {
     let invalid = |field: &'static str| move |error: String| anyhow::anyhow!("{field}: {error}");
-    let client = query.from.parse().map_err(|_| anyhow::anyhow!(FROM))?;
+    let client = query.from.parse().map_err(|_| anyhow::anyhow!(INVALID_CLIENT))?;
     let headers = query.headers.iter().map(|header| parse_header(header));
     let request = ExplainedRequest {
         method: parse_method(&query.method).map_err(invalid("method"))?,
@@ -67,4 +67,4 @@ fn read_objects(files: &[PathBuf]) -> anyhow::Result<Vec<Object>> {
     Ok(source.objects().cloned().collect())
 }
 
-const FROM: &str = "from: use NAMESPACE/NAME of the workload that sends the request";
+const INVALID_CLIENT: &str = "from: use NAMESPACE/NAME of the workload that sends the request";

@@ -11,7 +11,7 @@ use leno_control::status::{ProxyStatus, ServiceStatus};
 use leno_model::Reason;
 use serde_json::{Value, json};
 
-use super::text::{one_status, statuses_text};
+use super::text::{common_status, format_statuses};
 use super::{EXIT_REJECTED, ExplainFormat, RequestArgs};
 use crate::duration::format_duration;
 use crate::get::circuits::{self, ListedCircuit};
@@ -61,21 +61,23 @@ async fn explain_running(mesh: &MeshSocket, args: &RequestArgs) -> anyhow::Resul
 fn query_path(args: &RequestArgs) -> anyhow::Result<String> {
     let client = args.from.as_ref().context("--from is missing")?;
     let target = args.url.as_ref().context("--url is missing")?;
-    let mut parts = vec![("from", client.to_string()), ("url", target.url())];
-    parts.push(("method", args.method.clone()));
-    parts.extend(args.header.iter().map(|(name, value)| ("header", format!("{name}: {value}"))));
-    let parts = parts.iter().map(|(name, value)| format!("{name}={}", percent_encode(value)));
-    Ok(format!("/explain?{}", parts.collect::<Vec<_>>().join("&")))
+    let mut parameters = vec![("from", client.to_string()), ("url", target.url())];
+    parameters.push(("method", args.method.clone()));
+    parameters
+        .extend(args.header.iter().map(|(name, value)| ("header", format!("{name}: {value}"))));
+    let parameters =
+        parameters.iter().map(|(name, value)| format!("{name}={}", percent_encode(value)));
+    Ok(format!("/explain?{}", parameters.collect::<Vec<_>>().join("&")))
 }
 
-/// Runtime state of the mesh.
+/// The runtime state of the mesh that affects requests.
 struct RuntimeState {
     services: Vec<ServiceStatus>,
     /// The state of the client's sidecar, or the reason why it is unknown.
     sidecar: Result<SidecarState, String>,
 }
 
-/// The client's sidecar.
+/// The ejected endpoints and the circuit breakers that the client's sidecar reports.
 #[derive(Default)]
 struct SidecarState {
     ejected: Vec<ListedEndpoint>,
@@ -84,8 +86,8 @@ struct SidecarState {
 
 impl SidecarState {
     async fn query_sidecar(mesh: &MeshSocket, proxy: &ProxyStatus) -> Result<Self, String> {
-        let ejected = ejected::query_one(mesh, proxy).await?;
-        Ok(Self { ejected, circuits: circuits::query_one(mesh, proxy).await? })
+        let ejected = ejected::query_sidecar_ejected(mesh, proxy).await?;
+        Ok(Self { ejected, circuits: circuits::query_sidecar_circuits(mesh, proxy).await? })
     }
 }
 
@@ -94,7 +96,7 @@ impl RuntimeState {
     fn add_observations(&self, explanation: Explanation) -> Explanation {
         let Explanation { text, mut decision } = explanation;
         let mut lines = Vec::new();
-        let mut ready = 0;
+        let mut ready_count = 0;
         let backends = decision["backends"].as_array_mut().map(Vec::as_mut_slice);
         let backends = backends.unwrap_or_default();
         let had_endpoints = backends.iter().any(|backend| {
@@ -108,7 +110,7 @@ impl RuntimeState {
                 let workload = endpoint["workload"].as_str().unwrap_or_default().to_owned();
                 let endpoint_text = format!("{workload} of {service} port {port}");
                 let is_ready = self.is_ready(&service, port, &workload);
-                ready += usize::from(is_ready);
+                ready_count += usize::from(is_ready);
                 endpoint["ready"] = is_ready.into();
                 if !is_ready {
                     lines.push(("excluded", format!("{endpoint_text}: its sidecar is not ready")));
@@ -129,10 +131,10 @@ impl RuntimeState {
             lines.push(("ejected", format!("unknown: {reason}")));
         }
         decision["ejected_unknown"] = self.sidecar.as_ref().err().cloned().into();
-        let open = self.open_circuits(&decision);
-        lines.extend(open.iter().map(|circuit| ("circuit", describe_circuit(circuit))));
-        let rejection = match rejection_statuses(&open, &decision) {
-            _ if had_endpoints && ready == 0 => {
+        let open_circuits = self.open_circuits(&decision);
+        lines.extend(open_circuits.iter().map(|circuit| ("circuit", describe_circuit(circuit))));
+        let rejection = match rejection_statuses(&open_circuits, &decision) {
+            _ if had_endpoints && ready_count == 0 => {
                 Some((Reason::NoEndpoint, vec![Reason::NoEndpoint.status()]))
             }
             statuses if !statuses.is_empty() => Some((Reason::CircuitOpen, statuses)),
@@ -146,15 +148,15 @@ impl RuntimeState {
             // A TCP connection has no status.
             let is_tcp = decision["request"].is_object() && decision["request"]["method"].is_null();
             let statuses = if is_tcp { vec![0] } else { statuses };
-            let status = one_status(&statuses).filter(|status| *status != 0);
+            let status = common_status(&statuses).filter(|status| *status != 0);
             decision["status"] = status.into();
-            let (status, label) = (statuses_text(&statuses), reason.label());
+            let (status, label) = (format_statuses(&statuses), reason.label());
             format!("{status} {label}: {} {}", reason.caption(), reason.remedy())
         });
         if let Some(verdict) = &verdict {
             decision["verdict"] = verdict.as_str().into();
         }
-        Explanation { text: with_lines(&text, &lines, verdict.as_deref()), decision }
+        Explanation { text: insert_lines(&text, &lines, verdict.as_deref()), decision }
     }
 
     /// Returns the open circuits of the called service and of the backends.
@@ -184,16 +186,16 @@ impl RuntimeState {
 
 /// Returns the statuses of the rejection if open circuits reject every such request: the status of the called
 /// service's circuit, or else those of all backends. Empty if some requests pass.
-fn rejection_statuses(open: &[&ListedCircuit], decision: &Value) -> Vec<u16> {
+fn rejection_statuses(open_circuits: &[&ListedCircuit], decision: &Value) -> Vec<u16> {
     let status = |target: &Value| {
-        let open_circuit = open
+        let open_circuit = open_circuits
             .iter()
             .find(|circuit| circuit.is_open_everywhere() && matches_port(circuit, target));
         open_circuit.map(|circuit| circuit.rejection_status())
     };
     let backends = decision["backends"].as_array().map(Vec::as_slice).unwrap_or_default();
     match status(decision) {
-        Some(called) => vec![called],
+        Some(called_status) => vec![called_status],
         None => backends.iter().map(status).collect::<Option<_>>().unwrap_or_default(),
     }
 }
@@ -215,7 +217,7 @@ fn describe_ejected(ejected: &ListedEndpoint) -> String {
 }
 
 /// Inserts lines before the last line of the text, which the verdict, if any, replaces.
-fn with_lines(text: &str, lines: &[(&str, String)], verdict: Option<&str>) -> String {
+fn insert_lines(text: &str, lines: &[(&str, String)], verdict: Option<&str>) -> String {
     let (before, last_line) = match text.trim_end().rsplit_once('\n') {
         Some((before, last_line)) => (format!("{before}\n"), last_line),
         None => (String::new(), text.trim_end()),

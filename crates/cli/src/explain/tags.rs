@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 #[derive(Debug)]
 pub(super) struct DecidedTags {
     rules: TagRules,
-    /// Every possible result.
+    /// Every possible outcome of the rules for the request.
     outcomes: Vec<TagOutcome>,
     /// The endpoints that receive no such request.
     excluded: Vec<Arc<Endpoint>>,
@@ -37,7 +37,7 @@ impl DecidedTags {
     }
 
     /// True if all such requests are rejected.
-    pub(super) fn reject_all(&self) -> bool {
+    pub(super) fn rejects_all(&self) -> bool {
         self.outcomes.iter().all(|outcome| outcome.set.is_none())
     }
 
@@ -83,17 +83,13 @@ impl DecidedTags {
                 let skipped = match skipped {
                     0 => String::new(),
                     1 => ", after 1 that does not match".to_owned(),
-                    several => format!(", after {several} that do not match"),
+                    count => format!(", after {count} that do not match"),
                 };
-                format!(
-                    "{} (precedence {}){skipped}",
-                    describe_origin(&rule.origin),
-                    rule.precedence
-                )
+                format!("{} (precedence {}){skipped}", describe_origin(&rule.origin), rule.priority)
             }
             None => match self.rules.rules.len() {
                 0 => "no rules that match requests".to_owned(),
-                several => format!("none of {several} matches"),
+                count => format!("none of {count} matches"),
             },
         }
     }
@@ -117,7 +113,7 @@ impl DecidedTags {
     }
 
     fn narrowed_by(&self, outcome: &TagOutcome) -> Option<String> {
-        let rule = self.rules.by_caller.get(outcome.by_caller?)?;
+        let rule = self.rules.caller_rules.get(outcome.by_caller?)?;
         Some(format!("{} by the caller's tags", describe_origin(&rule.origin)))
     }
 }

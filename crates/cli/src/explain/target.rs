@@ -23,7 +23,7 @@ impl ExplainTarget {
     /// Parses `http://host[:port][/path][?query]`, or `tcp://host:port`.
     ///
     /// # Errors
-    /// A message for the command line.
+    /// A message for users, if the URL is invalid or not supported.
     pub(crate) fn parse(url: &str) -> Result<Self, String> {
         // Clients do not send the fragment.
         let url = url.split_once('#').map_or(url, |(url, _)| url);
@@ -63,11 +63,11 @@ impl ExplainTarget {
             None if authority.as_str().len() > authority.host().len() => {
                 return Err(usage_error("the port is not a number up to 65535"));
             }
-            None if is_tcp => return Err(TCP.to_owned()),
+            None if is_tcp => return Err(TCP_USAGE.to_owned()),
             None => HTTP_PORT,
         };
         if is_tcp && (!matches!(uri.path(), "" | "/") || uri.query().is_some()) {
-            return Err(TCP.to_owned());
+            return Err(TCP_USAGE.to_owned());
         }
         Ok(Self {
             host: authority.host().to_owned(),
@@ -93,7 +93,7 @@ impl ExplainTarget {
 /// Parses a method.
 ///
 /// # Errors
-/// A message for the command line.
+/// A message for users, if the method is invalid or CONNECT.
 pub(super) fn parse_method(text: &str) -> Result<String, String> {
     match text.parse::<hyper::Method>() {
         Ok(hyper::Method::CONNECT) => {
@@ -108,7 +108,7 @@ pub(super) fn parse_method(text: &str) -> Result<String, String> {
 /// Parses `name: value`.
 ///
 /// # Errors
-/// A message for the command line.
+/// A message for users, if the name or the value is invalid.
 pub(super) fn parse_header(text: &str) -> Result<(String, String), String> {
     let usage_error = || "use `name: value`, for example 'x-user: jason'".to_owned();
     let (name, value) = text.split_once(':').ok_or_else(usage_error)?;
@@ -118,8 +118,8 @@ pub(super) fn parse_header(text: &str) -> Result<(String, String), String> {
     Ok((name.to_string(), value.to_owned()))
 }
 
-const TCP: &str = "use tcp://HOST:PORT for a TCP connection, such as tcp://redis.shop:6379";
-/// RFC 9110 §4.2.1.
+const TCP_USAGE: &str = "use tcp://HOST:PORT for a TCP connection, such as tcp://redis.shop:6379";
+/// The default port of `http` URLs (RFC 9110 section 4.2.1).
 const HTTP_PORT: u16 = 80;
 /// The maximum length of a URL, below the size limit of a request head.
 const MAX_URL_BYTES: usize = 64 * 1024 - 1;
@@ -139,8 +139,8 @@ mod tests {
             ("http://[::1]:2/", "[::1]", 2, "/", None),
         ] {
             let target = ExplainTarget::parse(url).expect(url);
-            let read = (target.host.as_str(), target.port, target.path.as_str());
-            assert_eq!(read, (host, port, path), "{url}");
+            let parsed = (target.host.as_str(), target.port, target.path.as_str());
+            assert_eq!(parsed, (host, port, path), "{url}");
             assert_eq!(target.query.as_deref(), query, "{url}");
         }
         let target = ExplainTarget::parse("http://a.b:9080/").unwrap();

@@ -17,13 +17,13 @@ use super::decide::{
 use super::tags::DecidedTags;
 use super::unapplied::UnappliedPolicy;
 
-/// Returns the text output; the last line is the verdict.
+/// Renders the text output; the last line is the verdict.
 pub(super) fn render(decision: &RequestDecision, request: &ExplainedRequest) -> String {
     let mut text = String::new();
     let mut add_line = |label: &str, value: &str| {
         writeln!(text, "{label:<9} {value}").expect("writing to a String never fails");
     };
-    add_line("request", &request_text(request));
+    add_line("request", &describe_request(request));
     let client = &decision.client;
     add_line("from", &format!("{} (account {})", client.name, client.account));
     write_target(decision, request, &mut add_line);
@@ -46,11 +46,11 @@ pub(super) fn render(decision: &RequestDecision, request: &ExplainedRequest) -> 
     for conflict in decision.conflicts.iter().take(MAX_CONFLICTS_SHOWN) {
         add_line("skipped", &describe_conflict(conflict));
     }
-    if let Some(hidden @ 1..) = decision.conflicts.len().checked_sub(MAX_CONFLICTS_SHOWN) {
-        add_line("skipped", &format!("{hidden} more matches"));
+    if let Some(omitted_count @ 1..) = decision.conflicts.len().checked_sub(MAX_CONFLICTS_SHOWN) {
+        add_line("skipped", &format!("{omitted_count} more matches"));
     }
     if let Some(forwarded_request) = &decision.sent {
-        add_line("sent as", &request_text(forwarded_request));
+        add_line("sent as", &describe_request(forwarded_request));
     }
     if let Some(redirection) = &decision.redirection {
         add_line("redirect", &format!("{} to {}", redirection.status, redirection.location));
@@ -76,7 +76,7 @@ pub(super) fn render(decision: &RequestDecision, request: &ExplainedRequest) -> 
 }
 
 /// Returns the method and URL, or the URL of a TCP connection.
-fn request_text(request: &ExplainedRequest) -> String {
+fn describe_request(request: &ExplainedRequest) -> String {
     match request.target.is_tcp {
         true => request.target.url(),
         false => format!("{} {}", request.method, request.target.url()),
@@ -90,8 +90,8 @@ fn write_target(
     add_line: &mut impl FnMut(&str, &str),
 ) {
     let target = &request.target;
-    if let Some(outside) = &decision.outside {
-        return add_line("outside", &outside.describe(request));
+    if let Some(permission) = &decision.egress_permission {
+        return add_line("outside", &permission.describe(request));
     }
     match (&decision.service, decision.protocol) {
         (Some(service), Some(protocol)) => {
@@ -156,10 +156,10 @@ pub(super) fn decision_to_json(decision: &RequestDecision, request: &ExplainedRe
         },
         "service": decision.service.as_ref().map(ToString::to_string),
         "port": request.target.port,
-        "outside": decision.outside.as_ref().map(|outside| outside.to_json(request)),
+        "outside": decision.egress_permission.as_ref().map(|permission| permission.to_json(request)),
         "protocol": decision.protocol.map(leno_model::Protocol::as_str),
-        "route": decision.route.as_ref().map(json_route),
-        "conflicts": decision.conflicts.iter().map(json_conflict).collect::<Vec<_>>(),
+        "route": decision.route.as_ref().map(route_to_json),
+        "conflicts": decision.conflicts.iter().map(conflict_to_json).collect::<Vec<_>>(),
         "session_affinity": decision.session_endpoint.as_ref().map(|endpoint| json!({
             "workload": endpoint.workload.to_string(),
             "service": endpoint.service.to_string(),
@@ -183,8 +183,8 @@ pub(super) fn decision_to_json(decision: &RequestDecision, request: &ExplainedRe
             "status": redirection.status,
             "location": redirection.location,
         })),
-        "not_applied": json_unapplied(&decision.unapplied),
-        "backends": decision.backends.iter().map(json_backend).collect::<Vec<_>>(),
+        "not_applied": unapplied_to_json(&decision.unapplied),
+        "backends": decision.backends.iter().map(backend_to_json).collect::<Vec<_>>(),
         "allowed": allowed,
         "status": decision
             .redirection
@@ -193,7 +193,7 @@ pub(super) fn decision_to_json(decision: &RequestDecision, request: &ExplainedRe
             .or(decision.is_preflight.then_some(200))
             .or(reason
                 .filter(|_| is_request)
-                .and_then(|reason| one_status(&decision.rejection_statuses(reason)))),
+                .and_then(|reason| common_status(&decision.rejection_statuses(reason)))),
         "reason": reason.map(Reason::label),
         "outcomes": outcomes
             .iter()
@@ -210,8 +210,8 @@ fn render_verdict(decision: &RequestDecision, request: &ExplainedRequest) -> Str
     if decision.is_preflight {
         return "200: CORS preflight, answered by the client's sidecar".to_owned();
     }
-    if let Some(outside) = &decision.outside {
-        return outside.render_verdict(request);
+    if let Some(permission) = &decision.egress_permission {
+        return permission.render_verdict(request);
     }
     let outcomes = decision.distinct_outcomes();
     match outcomes.as_slice() {
@@ -221,7 +221,7 @@ fn render_verdict(decision: &RequestDecision, request: &ExplainedRequest) -> Str
         [None] => "200-range: allowed; the application responds".to_owned(),
         [Some(reason)] => {
             let status =
-                statuses_text(&request.response_statuses(decision.rejection_statuses(*reason)));
+                format_statuses(&request.response_statuses(decision.rejection_statuses(*reason)));
             let hint = reason_hint(decision, request, *reason);
             let caption = reason_caption(decision, request, *reason);
             format!("{status} {}: {caption} {hint}", reason.label())
@@ -241,13 +241,13 @@ fn render_verdict(decision: &RequestDecision, request: &ExplainedRequest) -> Str
 }
 
 /// Returns the status common to all responses; `None` if they differ.
-pub(super) fn one_status(statuses: &[u16]) -> Option<u16> {
+pub(super) fn common_status(statuses: &[u16]) -> Option<u16> {
     let first = *statuses.first()?;
     statuses.iter().all(|status| *status == first).then_some(first)
 }
 
 /// Joins the distinct statuses of responses; 0 is a reset.
-pub(super) fn statuses_text(statuses: &[u16]) -> String {
+pub(super) fn format_statuses(statuses: &[u16]) -> String {
     let mut distinct: Vec<String> = Vec::new();
     for status in statuses {
         let status = if *status == 0 { "reset".to_owned() } else { status.to_string() };
@@ -461,7 +461,7 @@ fn describe_conflict(conflict: &UnusedMatch) -> String {
     format!("{kind} {route}: {position}({request}): {}", reason.describe())
 }
 
-fn json_conflict(conflict: &UnusedMatch) -> Value {
+fn conflict_to_json(conflict: &UnusedMatch) -> Value {
     json!({
         "kind": conflict.kind.as_str(),
         "name": conflict.route.to_string(),
@@ -480,7 +480,7 @@ fn describe_backend(backend: &DecidedBackend, request: &ExplainedRequest) -> Str
         Some(reason) => {
             let statuses =
                 request.response_statuses(vec![backend.status.unwrap_or(reason.status())]);
-            format!(": {} {}", statuses_text(&statuses), reason.label())
+            format!(": {} {}", format_statuses(&statuses), reason.label())
         }
     };
     let grant = match backend.is_ungranted {
@@ -502,7 +502,7 @@ fn describe_endpoint(decided: &DecidedEndpoint, request: &ExplainedRequest) -> S
         }
         EndpointAccess::Denied(reason, decision) => {
             let decision = describe_decision(*reason, decision.as_ref());
-            let status = statuses_text(&request.response_statuses(vec![reason.status()]));
+            let status = format_statuses(&request.response_statuses(vec![reason.status()]));
             format!("{status} {}{decision}", reason.label())
         }
         EndpointAccess::DryRun(reason, decision) => format!(
@@ -531,7 +531,7 @@ fn describe_decision(reason: Reason, decision: Option<&PolicyDecision>) -> Strin
     decision.map(describe).unwrap_or_default()
 }
 
-fn json_route(route: &DecidedRoute) -> Value {
+fn route_to_json(route: &DecidedRoute) -> Value {
     json!({
         "kind": route.rule.kind.as_str(),
         "name": route.rule.route.to_string(),
@@ -546,13 +546,13 @@ fn json_route(route: &DecidedRoute) -> Value {
     })
 }
 
-fn json_unapplied(unapplied: &[UnappliedPolicy]) -> Vec<Value> {
+fn unapplied_to_json(unapplied: &[UnappliedPolicy]) -> Vec<Value> {
     let to_json =
         |policy: &UnappliedPolicy| json!({"policy": policy.policy, "reason": policy.reason});
     unapplied.iter().map(to_json).collect()
 }
 
-fn json_backend(backend: &DecidedBackend) -> Value {
+fn backend_to_json(backend: &DecidedBackend) -> Value {
     json!({
         "service": backend.service.to_string(),
         "port": backend.port,
@@ -564,13 +564,13 @@ fn json_backend(backend: &DecidedBackend) -> Value {
             "policy": effect.policy.to_string(),
             "effect": effect.description,
         })).collect::<Vec<_>>(),
-        "not_applied": json_unapplied(&backend.unapplied),
+        "not_applied": unapplied_to_json(&backend.unapplied),
         "tags": backend.tags.as_ref().map(DecidedTags::to_json),
-        "endpoints": backend.endpoints.iter().map(json_endpoint).collect::<Vec<_>>(),
+        "endpoints": backend.endpoints.iter().map(endpoint_to_json).collect::<Vec<_>>(),
     })
 }
 
-fn json_endpoint(decided: &DecidedEndpoint) -> Value {
+fn endpoint_to_json(decided: &DecidedEndpoint) -> Value {
     let (policy, reason, dry_run_reason) = match &decided.access {
         EndpointAccess::AllowedByDefault => (None, None, None),
         EndpointAccess::Allowed(policy) => (Some(policy), None, None),
@@ -594,5 +594,5 @@ fn json_endpoint(decided: &DecidedEndpoint) -> Value {
     })
 }
 
-/// The maximum number of undecisive matches in the text output.
+/// The maximum number of matches that did not decide in the text output.
 const MAX_CONFLICTS_SHOWN: usize = 10;

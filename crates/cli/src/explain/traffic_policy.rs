@@ -102,7 +102,7 @@ fn describe_hedging(rule: &HedgeRule) -> String {
 }
 
 fn describe_load_balancing(rule: &LoadBalancing) -> String {
-    let key = |key: &HashKey| match key {
+    let describe_key = |describe_key: &HashKey| match describe_key {
         HashKey::Header(name) => format!("the header {name}"),
         HashKey::Cookie(name) => format!("the cookie {name}"),
         HashKey::Source => "the client workload".to_owned(),
@@ -122,10 +122,10 @@ fn describe_load_balancing(rule: &LoadBalancing) -> String {
         BalanceAlgorithm::RoundRobin => "picks endpoints in turn".to_owned(),
         BalanceAlgorithm::Random => "picks a random endpoint".to_owned(),
         BalanceAlgorithm::RingHash(hashed) => {
-            format!("picks the endpoint by a ring hash of {}", key(hashed))
+            format!("picks the endpoint by a ring hash of {}", describe_key(hashed))
         }
         BalanceAlgorithm::Maglev(hashed) => {
-            format!("picks the endpoint by a Maglev hash of {}", key(hashed))
+            format!("picks the endpoint by a Maglev hash of {}", describe_key(hashed))
         }
     };
     match rule.slow_start {
@@ -216,11 +216,11 @@ pub(super) fn describe_global_limit(rule: &CompiledGlobalLimit) -> PolicyEffect 
 }
 
 fn describe_body(body: BodyExcerpt) -> String {
-    let longer = match body.long_body {
+    let long_body_text = match body.long_body {
         LongBodyAction::SendPrefix => "longer ones are truncated",
         LongBodyAction::Reject => "longer ones are rejected",
     };
-    format!(", with bodies of up to {} bytes ({longer})", body.bytes_max)
+    format!(", with bodies of up to {} bytes ({long_body_text})", body.bytes_max)
 }
 
 fn describe_timeout(check_service: &CheckService) -> String {
@@ -299,7 +299,7 @@ fn describe_circuit_breaker(rule: &CircuitBreaker) -> String {
 }
 
 fn describe_trip(trip: &TripConditions) -> String {
-    let describe = |threshold: FailureThreshold, outcome: &str| {
+    let describe_threshold = |threshold: FailureThreshold, outcome: &str| {
         let share = threshold.share_ppm.map(|ppm| {
             format!(
                 "{} % of at least {} in {:?} {outcome}",
@@ -308,15 +308,18 @@ fn describe_trip(trip: &TripConditions) -> String {
                 trip.window
             )
         });
-        let count = threshold.number.map(|count| {
+        let count = threshold.count.map(|count| {
             format!("{} in {:?} {outcome}", format_count(count, "request"), trip.window)
         });
         share.into_iter().chain(count).collect::<Vec<_>>()
     };
-    let mut conditions = describe(trip.failed, "failed");
+    let mut conditions = describe_threshold(trip.failure_threshold, "failed");
     conditions.extend(trip.consecutive_failures.map(|count| format!("{count} in a row failed")));
     if let Some(slow) = trip.slow {
-        conditions.extend(describe(slow.too_many, &format!("took {:?} or longer", slow.threshold)));
+        conditions.extend(describe_threshold(
+            slow.threshold,
+            &format!("took {:?} or longer", slow.min_duration),
+        ));
     }
     format!(
         "opens the circuit for {:?} when {} ({})",

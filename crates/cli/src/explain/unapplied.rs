@@ -24,13 +24,18 @@ pub(super) fn find_unapplied(
     port: u16,
     backend: &DecidedBackend,
 ) -> Vec<UnappliedPolicy> {
-    let Some(called) = &decision.service else { return Vec::new() };
+    let Some(called_service) = &decision.service else { return Vec::new() };
     let policies = service_policies(objects);
     let limits = backend.endpoints.iter().flat_map(|endpoint| &endpoint.limits);
     let applied: BTreeSet<&ServicePolicyName> =
         backend.effects.iter().chain(limits).map(|effect| &effect.policy).collect();
-    let context =
-        BackendContext { objects, policies: &policies, called: (called, port), decision, backend };
+    let context = BackendContext {
+        objects,
+        policies: &policies,
+        called: (called_service, port),
+        decision,
+        backend,
+    };
     let unused = policies.iter().filter(|policy| !applied.contains(&policy.name));
     let mut unapplied: Vec<UnappliedPolicy> = unused
         .filter(|policy| !context.is_rejected_by(&policy.name))
@@ -40,7 +45,7 @@ pub(super) fn find_unapplied(
         })
         .collect();
     unapplied.extend(context.unapplied_tags());
-    unapplied.extend(unapplied_retries(objects, decision, called, port, &backend.service));
+    unapplied.extend(unapplied_retries(objects, decision, called_service, port, &backend.service));
     unapplied
 }
 
@@ -51,7 +56,7 @@ pub(super) fn find_unforwarded(
     decision: &RequestDecision,
     port: u16,
 ) -> Vec<UnappliedPolicy> {
-    let Some(called) = &decision.service else { return Vec::new() };
+    let Some(called_service) = &decision.service else { return Vec::new() };
     let reason = match (&decision.route, decision.rejection) {
         (_, Some(Reason::NoRoute)) => {
             "no rule of the attached routes matches, and the client's sidecar rejects the request"
@@ -71,21 +76,22 @@ pub(super) fn find_unforwarded(
         (None, None) => return Vec::new(),
     };
     let policies = service_policies(objects);
-    let attached = policies.iter().filter(|policy| policy.closeness(called, port).is_some());
+    let attached =
+        policies.iter().filter(|policy| policy.specificity_for(called_service, port).is_some());
     let retries = objects.iter().filter_map(|object| match object {
         Object::Retry(policy) if policy.source == decision.client.account => Some(policy),
         _ => None,
     });
-    let retries = retries.filter(|policy| policy.services.contains(called));
+    let retries = retries.filter(|policy| policy.services.contains(called_service));
     let names = attached.map(|policy| policy.name.to_string());
-    let tags = objects.iter().filter(|object| !tag_effects(object, called, port).is_none());
+    let tags = objects.iter().filter(|object| !tag_effects(object, called_service, port).is_none());
     let names = names.chain(tags.map(|object| object.object_key().to_string()));
     let names = names.chain(retries.map(|policy| format!("Retry {}", policy.name)));
     names.map(|policy| UnappliedPolicy { policy, reason: reason.clone() }).collect()
 }
 
 /// Returns why per-request policies do not apply to a TCP port.
-fn tcp_port_reason(service: &ServiceName, port: u16) -> String {
+fn describe_tcp_port(service: &ServiceName, port: u16) -> String {
     format!("port {port} of {service} carries TCP, in which requests are not visible")
 }
 
@@ -148,10 +154,9 @@ impl BackendContext<'_> {
     /// it.
     fn unapplied_outbound(&self) -> String {
         let DecidedBackend { service, port, is_ungranted, rejection, .. } = self.backend;
-        let is_backend_service =
-            |object: &Object| matches!(object, Object::Service(found) if found.name == *service);
+        let is_backend_service = |object: &Object| matches!(object, Object::Service(candidate) if candidate.name == *service);
         if self.is_opaque() {
-            tcp_port_reason(self.called.0, self.called.1)
+            describe_tcp_port(self.called.0, self.called.1)
         } else if *is_ungranted {
             format!("no request is sent to {service}: no ReferenceGrant permits it")
         } else if *rejection != Some(Reason::InvalidBackend) {
@@ -172,7 +177,7 @@ impl BackendContext<'_> {
     fn unapplied_reason(&self, policy: &ServicePolicy) -> Option<String> {
         let backend = (&self.backend.service, self.backend.port);
         let matches_port =
-            |(service, port): (&ServiceName, u16)| policy.closeness(service, port).is_some();
+            |(service, port): (&ServiceName, u16)| policy.specificity_for(service, port).is_some();
         let attached =
             [self.called, backend].into_iter().find(|attached| matches_port(*attached))?;
         let policies = || self.policies.iter().copied();
@@ -201,7 +206,7 @@ impl BackendContext<'_> {
         override_reason.or_else(|| Some(self.unapplied_outbound()))
     }
 
-    /// Returns the reason if a policy of one of the two services is overridden by one of the other.
+    /// Returns the reason if a policy of one of the two services overrides the policy of the other.
     fn override_reason(
         &self,
         name: &ServicePolicyName,
@@ -257,7 +262,7 @@ impl BackendContext<'_> {
             };
         }
         if !self.reaches_workloads_of(service) {
-            return enforced_by_others(service);
+            return describe_other_enforcers(service);
         }
         match endpoints.all(|endpoint| endpoint.access.rejection_reason().is_some()) {
             true => "the sidecar of the endpoint rejects the request first".to_owned(),
@@ -275,7 +280,7 @@ impl BackendContext<'_> {
                 })
         };
         let service = self.objects.iter().find_map(|object| match object {
-            Object::Service(found) if found.name == *service => Some(found),
+            Object::Service(candidate) if candidate.name == *service => Some(candidate),
             _ => None,
         });
         self.objects.iter().any(|object| match object {
@@ -295,17 +300,17 @@ impl BackendContext<'_> {
         if self.called == (backend, self.backend.port) {
             return Vec::new();
         }
-        let called = self.called.0;
+        let called_service = self.called.0;
         let describe = |object: &Object| {
             let effects = tag_effects(object, self.called.0, self.called.1);
             let reason = match () {
                 () if effects.by_request || effects.by_caller => {
                     format!(
-                        "it selects among the endpoints of {called}, but the request is forwarded to {backend}"
+                        "it selects among the endpoints of {called_service}, but the request is forwarded to {backend}"
                     )
                 }
-                () if effects.marks && !self.reaches_workloads_of(called) => {
-                    enforced_by_others(called)
+                () if effects.marks && !self.reaches_workloads_of(called_service) => {
+                    describe_other_enforcers(called_service)
                 }
                 () => return None,
             };
@@ -316,7 +321,7 @@ impl BackendContext<'_> {
 }
 
 /// Returns the reason for rules that sidecars of other workloads enforce.
-fn enforced_by_others(service: &ServiceName) -> String {
+fn describe_other_enforcers(service: &ServiceName) -> String {
     format!(
         "the sidecars of the workloads of {service} enforce it, but the request goes to other workloads"
     )
@@ -326,7 +331,7 @@ fn enforced_by_others(service: &ServiceName) -> String {
 fn unapplied_retries(
     objects: &[Object],
     decision: &RequestDecision,
-    called: &ServiceName,
+    called_service: &ServiceName,
     port: u16,
     backend: &ServiceName,
 ) -> Vec<UnappliedPolicy> {
@@ -336,17 +341,17 @@ fn unapplied_retries(
     });
     let applied = decision.retry.as_ref().map(|retry| &retry.policy);
     let describe = |policy: &RetryPolicy| {
-        let is_called = policy.services.contains(called);
+        let is_called = policy.services.contains(called_service);
         if Some(&policy.name) == applied || !(is_called || policy.services.contains(backend)) {
             return None;
         }
         let reason = match (is_called, applied) {
             (false, _) => {
-                format!("it applies to requests to {backend}, but this one is to {called}")
+                format!("it applies to requests to {backend}, but this one is to {called_service}")
             }
             (true, Some(other)) => format!("Retry {other} takes precedence for the same requests"),
             (true, None) if decision.protocol.is_some_and(is_opaque) => {
-                tcp_port_reason(called, port)
+                describe_tcp_port(called_service, port)
             }
             (true, None) => "the rule of the route sets the retries".to_owned(),
         };

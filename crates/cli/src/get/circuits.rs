@@ -21,11 +21,10 @@ pub(super) struct SidecarCircuits {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum CircuitsResult {
-    Known(CircuitsPage),
+    /// The sidecar's response.
+    Listed(CircuitsPage),
     /// The reason why there is no response.
-    Unknown {
-        error: String,
-    },
+    Failed { error: String },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -70,7 +69,7 @@ impl ListedCircuit {
 }
 
 /// Returns the circuit breakers of one sidecar that are not closed, or the reason why they are unknown.
-pub(crate) async fn query_one(
+pub(crate) async fn query_sidecar_circuits(
     mesh: &MeshSocket,
     proxy: &ProxyStatus,
 ) -> Result<Vec<ListedCircuit>, String> {
@@ -88,8 +87,8 @@ pub(super) async fn query_circuits(
         |(proxy, results): (&ProxyStatus, Result<CircuitsPage, String>)| SidecarCircuits {
             workload: proxy.workload.clone(),
             result: match results {
-                Ok(circuits) => CircuitsResult::Known(circuits),
-                Err(error) => CircuitsResult::Unknown { error },
+                Ok(circuits) => CircuitsResult::Listed(circuits),
+                Err(error) => CircuitsResult::Failed { error },
             },
         };
     proxies.iter().zip(results).map(to_sidecar).collect()
@@ -100,8 +99,8 @@ pub(super) fn circuit_table(sidecars: &[SidecarCircuits]) -> Listing {
     let mut listing = Listing::new(COLUMNS);
     for SidecarCircuits { workload, result } in sidecars {
         let circuits = match result {
-            CircuitsResult::Known(CircuitsPage { circuits }) => circuits,
-            CircuitsResult::Unknown { error } => {
+            CircuitsResult::Listed(CircuitsPage { circuits }) => circuits,
+            CircuitsResult::Failed { error } => {
                 let empty_cells = std::iter::repeat_n(String::new(), COLUMNS.len() - 2);
                 listing.add_row(
                     [workload.clone()].into_iter().chain(empty_cells).chain([error.clone()]),

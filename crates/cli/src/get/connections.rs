@@ -20,9 +20,9 @@ pub(super) struct SidecarConnectionList {
 #[serde(untagged)]
 enum ConnectionsResult {
     /// The sidecar's response.
-    Open(OpenConnections),
+    Listed(OpenConnections),
     /// The reason why there is no response.
-    Unknown { error: String },
+    Failed { error: String },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -54,8 +54,8 @@ pub(super) async fn query_connections(
             workload: proxy.workload.clone(),
             admin: proxy.admin.clone(),
             result: match results {
-                Ok(open) => ConnectionsResult::Open(open),
-                Err(error) => ConnectionsResult::Unknown { error },
+                Ok(open) => ConnectionsResult::Listed(open),
+                Err(error) => ConnectionsResult::Failed { error },
             },
         };
     proxies.iter().zip(results).map(to_sidecar).collect()
@@ -67,11 +67,11 @@ pub(super) fn connection_table(sidecars: &[SidecarConnectionList]) -> Listing {
     for sidecar in sidecars {
         let workload = || sidecar.workload.clone();
         match &sidecar.result {
-            ConnectionsResult::Unknown { error } => {
+            ConnectionsResult::Failed { error } => {
                 let empty_cells = std::iter::repeat_n(String::new(), 5);
                 listing.add_row([workload()].into_iter().chain(empty_cells).chain([error.clone()]));
             }
-            ConnectionsResult::Open(OpenConnections { connections, .. }) => {
+            ConnectionsResult::Listed(OpenConnections { connections, .. }) => {
                 for connection in connections {
                     listing.add_row([
                         workload(),

@@ -19,9 +19,9 @@ pub(super) struct SidecarEjected {
 #[serde(untagged)]
 enum EjectedResult {
     /// The sidecar's response.
-    Known(EjectedList),
+    Listed(EjectedList),
     /// The reason why there is no response.
-    Unknown { error: String },
+    Failed { error: String },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -43,7 +43,7 @@ pub(crate) struct ListedEndpoint {
 }
 
 /// Returns the endpoints that one sidecar has ejected, or the reason why they are unknown.
-pub(crate) async fn query_one(
+pub(crate) async fn query_sidecar_ejected(
     mesh: &MeshSocket,
     proxy: &ProxyStatus,
 ) -> Result<Vec<ListedEndpoint>, String> {
@@ -61,8 +61,8 @@ pub(super) async fn query_ejected(
         |(proxy, results): (&ProxyStatus, Result<EjectedList, String>)| SidecarEjected {
             workload: proxy.workload.clone(),
             result: match results {
-                Ok(ejected) => EjectedResult::Known(ejected),
-                Err(error) => EjectedResult::Unknown { error },
+                Ok(ejected) => EjectedResult::Listed(ejected),
+                Err(error) => EjectedResult::Failed { error },
             },
         };
     proxies.iter().zip(results).map(to_sidecar).collect()
@@ -74,11 +74,11 @@ pub(super) fn ejected_table(sidecars: &[SidecarEjected]) -> Listing {
     for sidecar in sidecars {
         let workload = || sidecar.workload.clone();
         match &sidecar.result {
-            EjectedResult::Unknown { error } => {
+            EjectedResult::Failed { error } => {
                 let empty_cells = std::iter::repeat_n(String::new(), 6);
                 listing.add_row([workload()].into_iter().chain(empty_cells).chain([error.clone()]));
             }
-            EjectedResult::Known(EjectedList { ejected }) => {
+            EjectedResult::Listed(EjectedList { ejected }) => {
                 for endpoint in ejected {
                     listing.add_row([
                         workload(),

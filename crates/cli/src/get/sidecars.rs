@@ -43,7 +43,7 @@ pub(super) async fn query_sidecar<T: DeserializeOwned>(
     path: &str,
 ) -> Result<T, String> {
     let query = async {
-        let page = mesh.sidecar_page(workload, path).await?;
+        let page = mesh.query_sidecar_page(workload, path).await?;
         anyhow::Ok(serde_json::from_str(&page)?)
     };
     query.await.map_err(|error| output::format_error(&error))

@@ -94,7 +94,7 @@ pub(super) fn workload_table(workloads: &[WorkloadStatus], proxies: &[ProxyStatu
             join_parts(outbound_listeners.map(|listener| {
                 format!("{}→{}:{}", listener.listen, listener.service, listener.port)
             })),
-            listener_states(workload),
+            describe_listeners(workload),
             workload.address.clone(),
             format_labels(&workload.labels),
             join_parts(listeners.map(|(port, address)| format!("{port}←{address}"))),
@@ -123,7 +123,7 @@ fn describe_application(workload: &WorkloadStatus) -> String {
 }
 
 /// Returns the closed listeners, or that all are open.
-fn listener_states(workload: &WorkloadStatus) -> String {
+fn describe_listeners(workload: &WorkloadStatus) -> String {
     let kinds = ["listener-closed", "dns-closed"];
     let closed =
         workload.conditions.iter().filter(|condition| kinds.contains(&condition.kind.as_str()));
@@ -359,22 +359,22 @@ pub(super) fn list_rejected(response: &Value) -> String {
 
 /// Formats a finding as `leno check` prints it.
 fn format_finding(finding: &Value) -> String {
-    let part = |name: &str| match finding.get(name) {
+    let text_field = |name: &str| match finding.get(name) {
         Some(Value::String(text)) => Some(text.clone()),
         Some(Value::Number(number)) => Some(number.to_string()),
         _ => None,
     };
     let location: Vec<String> =
-        ["file", "line", "column"].iter().filter_map(|name| part(name)).collect();
-    let object = match (part("kind"), part("namespace"), part("name")) {
+        ["file", "line", "column"].iter().filter_map(|name| text_field(name)).collect();
+    let object = match (text_field("kind"), text_field("namespace"), text_field("name")) {
         (Some(kind), Some(namespace), Some(name)) => Some(format!("{kind} {namespace}/{name}")),
         (Some(kind), None, Some(name)) => Some(format!("{kind} {name}")),
         (kind, ..) => kind,
     };
     let location = (!location.is_empty()).then(|| location.join(":"));
-    let parts = [location, object, part("field"), part("problem")];
+    let parts = [location, object, text_field("field"), text_field("problem")];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
-    format!("{}; {}", parts.join(": "), part("hint").unwrap_or_default())
+    format!("{}; {}", parts.join(": "), text_field("hint").unwrap_or_default())
 }
 
 fn join_parts(parts: impl Iterator<Item = String>) -> String {

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::Client;
 use leno_kubernetes::api::{NamespaceName, ObjectApi, ObjectName, server_version};
 use leno_kubernetes::inject::{Exclusions, NamespaceFacts, has_native_sidecars};
-use leno_kubernetes::install::Installed;
+use leno_kubernetes::install::InstalledOptions;
 use leno_kubernetes::source::sidecar_settings;
 use leno_kubernetes::words::{CONTROL, CONTROL_NAME, ROOTS_CONFIG_MAP, ROOTS_NAME};
 use leno_model::{Floor, Name, TrustDomain};
@@ -23,7 +23,7 @@ pub(super) struct ClusterSettings {
     pub(super) image: Option<String>,
     pub(super) trust_domain: Option<TrustDomain>,
     /// True if the cluster has no native sidecars.
-    pub(super) is_old: bool,
+    pub(super) lacks_native_sidecars: bool,
     /// True if CNI plugins redirect traffic to sidecars.
     pub(super) by_plugin: bool,
     /// Traffic excluded from redirection for every sidecar.
@@ -36,7 +36,7 @@ pub(super) struct ClusterSettings {
 
 impl ClusterSettings {
     /// Reads the settings from the cluster, with the facts of these namespaces.
-    pub(super) async fn in_cluster(
+    pub(super) async fn read_from_cluster(
         cluster: &ClusterArgs,
         namespaces: BTreeSet<String>,
     ) -> anyhow::Result<Self> {
@@ -49,7 +49,7 @@ impl ClusterSettings {
             deployments.get(&CONTROL_NAME).await.map_err(format_api_error).with_context(|| {
                 format!("cannot read the Deployment {namespace}/{CONTROL}: pass --roots FILE")
             })?;
-        let installed = Installed::from_deployment(&deployment);
+        let installed = InstalledOptions::from_deployment(&deployment);
         let version = server_version(&client)
             .await
             .map_err(format_api_error)
@@ -66,11 +66,11 @@ impl ClusterSettings {
             roots,
             image: control_image(deployment),
             trust_domain: installed.trust_domain,
-            is_old: !has_native_sidecars(&version.major, &version.minor),
+            lacks_native_sidecars: !has_native_sidecars(&version.major, &version.minor),
             by_plugin: installed.cni,
             exclusions,
             floor,
-            namespaces: namespace_facts(&client, namespaces).await?,
+            namespaces: read_namespace_facts(&client, namespaces).await?,
         })
     }
 }
@@ -97,7 +97,7 @@ fn control_image(deployment: Deployment) -> Option<String> {
 
 /// Returns the facts of namespaces by their names in the manifests. The empty name stands for the namespace of the
 /// context, as in `kubectl apply`.
-async fn namespace_facts(
+async fn read_namespace_facts(
     client: &Client,
     names: BTreeSet<String>,
 ) -> anyhow::Result<BTreeMap<String, NamespaceFacts>> {

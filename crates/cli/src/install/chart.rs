@@ -88,6 +88,7 @@ const CONDITIONS: &[(&str, &str)] = &[
         "and (ne .Values.trustDomain \"cluster.local\") (not .Values.settingsNamespaces)",
     ),
 ];
+/// The condition for clusters with ValidatingAdmissionPolicies.
 const HAS_POLICIES: &str =
     ".Capabilities.APIVersions.Has \"admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy\"";
 /// The annotation for resources that Helm keeps on uninstall: the node agents need them while they remove their

@@ -46,7 +46,7 @@ pub(crate) struct SidecarLimitArgs {
     body_stall_timeout: Option<Duration>,
 }
 
-/// The option, the value and the limit of a connection count or a timeout.
+/// An option for a connection count or a timeout, its value, and access to the limit that it sets.
 struct LimitOption<T> {
     option: &'static str,
     value: Option<T>,
@@ -66,11 +66,12 @@ impl SidecarLimitArgs {
 
     /// Returns the options as arguments of another `leno proxy`.
     pub(crate) fn to_arguments(&self) -> Vec<OsString> {
-        let numbers = self.count_options().into_iter();
-        let numbers = numbers.filter_map(|option| Some((option.option, option.value?.to_string())));
-        let times = self.timeout_options().into_iter();
-        let times = times.filter_map(|option| Some((option.option, format_seconds(option.value?))));
-        numbers.chain(times).map(|(option, value)| format!("{option}={value}").into()).collect()
+        let counts = self.count_options().into_iter();
+        let counts = counts.filter_map(|option| Some((option.option, option.value?.to_string())));
+        let timeouts = self.timeout_options().into_iter();
+        let timeouts =
+            timeouts.filter_map(|option| Some((option.option, format_seconds(option.value?))));
+        counts.chain(timeouts).map(|(option, value)| format!("{option}={value}").into()).collect()
     }
 
     fn count_options(&self) -> [LimitOption<usize>; 2] {

@@ -13,8 +13,8 @@ pub(super) struct BodySize(usize);
 /// Parses `512`, `10KiB` or `1MiB`; `k` and `m` mean the same.
 ///
 /// # Errors
-/// A message for the command line.
-pub(super) fn parse_size(text: &str) -> Result<BodySize, String> {
+/// A message for users, if the text is not a size of at most 64 MiB.
+pub(super) fn parse_body_size(text: &str) -> Result<BodySize, String> {
     let number_end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(number_end);
     let unit = match unit.trim().to_ascii_lowercase().as_str() {
@@ -39,7 +39,7 @@ pub(super) fn generate_body(size: BodySize) -> Vec<u8> {
 /// Reads the content of a file.
 ///
 /// # Errors
-/// If it cannot be read or is too large.
+/// If the file cannot be read, or is larger than 64 MiB.
 pub(super) fn read_body_file(path: &Path) -> anyhow::Result<Vec<u8>> {
     let display = path.display();
     let file = File::open(path).with_context(|| format!("cannot open {display}"))?;
@@ -69,10 +69,10 @@ mod tests {
             ("1 MiB", 1 << 20),
             ("64MiB", 64 << 20),
         ] {
-            assert_eq!(parse_size(text), Ok(BodySize(bytes)), "{text}");
+            assert_eq!(parse_body_size(text), Ok(BodySize(bytes)), "{text}");
         }
         for text in ["", "k", "-1", "1.5k", "1GiB", "65MiB", "99999999999999999999"] {
-            assert!(parse_size(text).is_err(), "{text}");
+            assert!(parse_body_size(text).is_err(), "{text}");
         }
     }
 

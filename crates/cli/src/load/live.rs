@@ -7,21 +7,22 @@ use leno_load::{LoadModel, LoadPlan, ProgressCounters};
 
 use crate::figures::format_count;
 
-/// Live progress of a run in one terminal line; silent otherwise.
+/// Shows the progress of a run, if standard error is a terminal.
 #[derive(Debug)]
 pub(super) struct LiveProgress {
     is_terminal: bool,
-    /// The number of the current rate, if there are several.
-    step: String,
-    total: Duration,
+    /// The number of the current rate and the rate itself, as the start of the line; empty for a single run.
+    step_prefix: String,
+    /// The duration of the warm-up and the measurement.
+    total_duration: Duration,
     /// The counters of the last update.
-    last: ProgressCounters,
+    last_counters: ProgressCounters,
 }
 
 impl LiveProgress {
     /// Creates the line for one of several runs.
     pub(super) fn new(plan: &LoadPlan, index: usize, count: usize) -> Self {
-        let step = match plan.load_model {
+        let step_prefix = match plan.load_model {
             LoadModel::Open { rate, .. } if count > 1 => {
                 format!("{} of {count}, {rate}/s: ", index + 1)
             }
@@ -30,47 +31,50 @@ impl LiveProgress {
         let is_terminal = std::io::stderr().is_terminal();
         Self {
             is_terminal,
-            step,
-            total: plan.warm_up + plan.duration,
-            last: ProgressCounters::default(),
+            step_prefix,
+            total_duration: plan.warm_up + plan.duration,
+            last_counters: ProgressCounters::default(),
         }
     }
 
-    /// Shows the progress.
+    /// Updates the line, unless the last update is recent.
     pub(super) fn show_progress(&mut self, counters: &ProgressCounters) {
-        if self.is_terminal && counters.elapsed >= self.last.elapsed + REFRESH_INTERVAL {
-            write(&format!("\r\x1b[K{}", self.progress_line(counters)));
-            self.last = *counters;
+        if self.is_terminal && counters.elapsed >= self.last_counters.elapsed + REFRESH_INTERVAL {
+            write_to_stderr(&format!("\r\x1b[K{}", self.format_progress(counters)));
+            self.last_counters = *counters;
         }
     }
 
     /// Clears the line.
     pub(super) fn clear(&self) {
         if self.is_terminal {
-            write("\r\x1b[K");
+            write_to_stderr("\r\x1b[K");
         }
     }
 
-    fn progress_line(&self, counters: &ProgressCounters) -> String {
+    fn format_progress(&self, counters: &ProgressCounters) -> String {
         let phase = if counters.measuring { "measuring" } else { "warming up" };
         // Counters restart when the warm-up ends.
-        let previous =
-            if counters.measuring == self.last.measuring { self.last.requests } else { 0 };
-        let seconds = counters.elapsed.saturating_sub(self.last.elapsed).as_secs_f64();
+        let previous = if counters.measuring == self.last_counters.measuring {
+            self.last_counters.requests
+        } else {
+            0
+        };
+        let seconds = counters.elapsed.saturating_sub(self.last_counters.elapsed).as_secs_f64();
         let rate =
             counters.requests.saturating_sub(previous) as f64 / seconds.max(f64::MIN_POSITIVE);
         format!(
             "{}{phase}, {:.1} of {:.1} s: {}, {rate:.0}/s, {} failed",
-            self.step,
+            self.step_prefix,
             counters.elapsed.as_secs_f64(),
-            self.total.as_secs_f64(),
+            self.total_duration.as_secs_f64(),
             format_count(counters.requests, "request"),
             counters.requests.saturating_sub(counters.successes),
         )
     }
 }
 
-fn write(text: &str) {
+fn write_to_stderr(text: &str) {
     let mut stderr = std::io::stderr().lock();
     // A failed write to the terminal does not end the run.
     drop(stderr.write_all(text.as_bytes()));
@@ -99,14 +103,14 @@ mod tests {
             successes: requests - 1,
             failures: 1,
         };
-        live.last = counters(1, false, 2000);
+        live.last_counters = counters(1, false, 2000);
         assert_eq!(
-            live.progress_line(&counters(2, false, 4000)),
+            live.format_progress(&counters(2, false, 4000)),
             "2 of 4, 2000/s: warming up, 2.0 of 12.0 s: 4000 requests, 2000/s, 1 failed"
         );
-        live.last = counters(2, true, 100);
+        live.last_counters = counters(2, true, 100);
         assert_eq!(
-            live.progress_line(&counters(4, true, 1100)),
+            live.format_progress(&counters(4, true, 1100)),
             "2 of 4, 2000/s: measuring, 4.0 of 12.0 s: 1100 requests, 500/s, 1 failed"
         );
     }

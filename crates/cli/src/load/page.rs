@@ -1,6 +1,6 @@
 //! The report as a self-contained HTML page.
 
-use super::plot::{PlotAxis, PlotLine, PlotMark, PlotTick, SvgPlot, escape};
+use super::plot::{PlotAxis, PlotLine, PlotMark, PlotTick, SvgPlot, escape_html};
 use super::results::{LoadResults, RateResult};
 use super::summary::{IntervalSummary, LoadSummary};
 use super::table::{format_share, format_time};
@@ -12,10 +12,13 @@ pub(super) fn render(results: &LoadResults, summary: &LoadSummary) -> String {
     let mut page = HtmlPage::default();
     page.push_text("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
     page.push_text("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
-    page.push_text(&format!("<title>leno load {}</title>\n", escape(&urls.join(" "))));
+    page.push_text(&format!("<title>leno load {}</title>\n", escape_html(&urls.join(" "))));
     page.push_text(&format!("<style>\n{STYLE}</style>\n</head>\n<body>\n"));
-    page.push_text(&format!("<h1>Load on {}</h1>\n", escape(&join_urls(&urls))));
-    page.push_text(&format!("<p class=\"setting\">{}</p>\n", escape(&results.describe_settings())));
+    page.push_text(&format!("<h1>Load on {}</h1>\n", escape_html(&join_urls(&urls))));
+    page.push_text(&format!(
+        "<p class=\"setting\">{}</p>\n",
+        escape_html(&results.describe_settings())
+    ));
     page.write_figures(summary);
     page.push_text("<h2>Latency by percentile</h2>\n");
     page.push_text(&percentile_plot(results).to_svg());
@@ -137,7 +140,7 @@ impl HtmlPage {
     fn write_row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.push_text("<tr>");
         for cell in cells {
-            self.push_text(&format!("<td>{}</td>", escape(&cell)));
+            self.push_text(&format!("<td>{}</td>", escape_html(&cell)));
         }
         self.push_text("</tr>\n");
     }
@@ -147,15 +150,15 @@ impl HtmlPage {
 fn percentile_plot(results: &LoadResults) -> SvgPlot {
     let rate_count = results.steps.len();
     let mut nines: f64 = 1.0;
-    let (mut low, mut high) = (f64::MAX, 1.0_f64);
+    let (mut lowest, mut highest) = (f64::MAX, 1.0_f64);
     for RateResult { report, .. } in &results.steps {
         let latency = report.sum_targets().latency;
         let (Some(min), Some(max)) = (latency.min(), latency.max()) else {
             continue;
         };
         nines = nines.max((latency.count() as f64).log10().ceil().min(MAX_NINES));
-        low = low.min(min.as_nanos() as f64 / 1e3);
-        high = high.max(max.as_nanos() as f64 / 1e3);
+        lowest = lowest.min(min.as_nanos() as f64 / 1e3);
+        highest = highest.max(max.as_nanos() as f64 / 1e3);
     }
     let lines = results.steps.iter().enumerate().map(|(index, RateResult { rate, report })| {
         let latency = report.sum_targets().latency;
@@ -176,7 +179,7 @@ fn percentile_plot(results: &LoadResults) -> SvgPlot {
         PlotLine {
             name: rate.map_or(String::new(), |rate| format!("{rate}/s")),
             class: "one",
-            strength: 1.0 - 0.7 * (rate_count - 1 - index) as f64 / rate_count as f64,
+            opacity: 1.0 - 0.7 * (rate_count - 1 - index) as f64 / rate_count as f64,
             points: points.collect(),
             marks: marks.collect(),
         }
@@ -193,7 +196,7 @@ fn percentile_plot(results: &LoadResults) -> SvgPlot {
             high: nines,
             ticks: ticks.collect(),
         },
-        y: PlotAxis { label: "at most", ..PlotAxis::latency_axis(low.min(high), high) },
+        y: PlotAxis { label: "at most", ..PlotAxis::latency_axis(lowest.min(highest), highest) },
         lines: lines.collect(),
     }
 }
@@ -201,10 +204,10 @@ fn percentile_plot(results: &LoadResults) -> SvgPlot {
 fn throughput_plot(summary: &LoadSummary) -> SvgPlot {
     let per_second = |interval: &IntervalSummary, count: u64| count as f64 / interval.length_s;
     let intervals = || plotted_intervals(summary);
-    let line = |name: &str, class, count: fn(&IntervalSummary) -> u64| PlotLine {
+    let build_line = |name: &str, class, count: fn(&IntervalSummary) -> u64| PlotLine {
         name: name.to_owned(),
         class,
-        strength: 1.0,
+        opacity: 1.0,
         points: intervals()
             .map(|interval| {
                 Some((interval_middle(interval), per_second(interval, count(interval))))
@@ -225,8 +228,8 @@ fn throughput_plot(summary: &LoadSummary) -> SvgPlot {
             .collect(),
     };
     let lines = vec![
-        line("requests", "one", |interval| interval.requests),
-        line("errors", "wrong", |interval| interval.errors),
+        build_line("requests", "one", |interval| interval.requests),
+        build_line("errors", "wrong", |interval| interval.errors),
     ];
     let highest_rate =
         intervals().map(|interval| per_second(interval, interval.requests)).fold(1.0, f64::max);
@@ -239,10 +242,10 @@ fn throughput_plot(summary: &LoadSummary) -> SvgPlot {
 }
 
 fn latency_plot(summary: &LoadSummary) -> SvgPlot {
-    let line = |name: &str, class, quantile: fn(&IntervalSummary) -> Option<f64>| PlotLine {
+    let build_line = |name: &str, class, quantile: fn(&IntervalSummary) -> Option<f64>| PlotLine {
         name: name.to_owned(),
         class,
-        strength: 1.0,
+        opacity: 1.0,
         points: plotted_intervals(summary)
             .map(|interval| {
                 quantile(interval).map(|us| (interval_middle(interval), us.max(1.0).log10()))
@@ -257,8 +260,8 @@ fn latency_plot(summary: &LoadSummary) -> SvgPlot {
             .collect(),
     };
     let lines = vec![
-        line("p50", "one", |interval| interval.p50),
-        line("p99", "two", |interval| interval.p99),
+        build_line("p50", "one", |interval| interval.p50),
+        build_line("p99", "two", |interval| interval.p99),
     ];
     let latencies =
         || plotted_intervals(summary).flat_map(|interval| [interval.p50, interval.p99]).flatten();

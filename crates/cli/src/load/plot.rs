@@ -31,12 +31,12 @@ pub(super) struct PlotTick {
 /// A line, in several pieces if points are missing.
 #[derive(Debug)]
 pub(super) struct PlotLine {
-    /// The label at its end.
+    /// The label at the end of the line; empty for none.
     pub(super) name: String,
-    /// Its color, as a CSS class of the page.
+    /// The CSS class of the page for the color of the line.
     pub(super) class: &'static str,
-    /// From 0 to 1: of several lines of one color, the last is the strongest.
-    pub(super) strength: f64,
+    /// The opacity from 0 to 1, which tells lines of one color apart.
+    pub(super) opacity: f64,
     pub(super) points: Vec<Option<(f64, f64)>>,
     /// Figures along the line.
     pub(super) marks: Vec<PlotMark>,
@@ -86,11 +86,11 @@ impl SvgPlot {
     /// Renders the plot.
     pub(super) fn to_svg(&self) -> String {
         let mut svg = String::new();
-        append(
+        append_text(
             &mut svg,
             &format!(
                 "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">\n",
-                escape(self.title)
+                escape_html(self.title)
             ),
         );
         self.draw_axes(&mut svg);
@@ -107,46 +107,52 @@ impl SvgPlot {
     }
 
     fn draw_axes(&self, svg: &mut String) {
-        let (bottom, right) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
+        let (bottom, right) = (HEIGHT - BOTTOM_MARGIN, WIDTH - RIGHT_MARGIN);
         for tick in &self.y.ticks {
-            let y = self.y(tick.position);
-            append(svg, &format!("<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>"));
-            append(
+            let y = self.svg_y(tick.position);
+            append_text(
+                svg,
+                &format!("<path class=\"grid\" d=\"M{LEFT_MARGIN} {y:.1}H{right}\"/>"),
+            );
+            append_text(
                 svg,
                 &format!(
                     "<text class=\"tick\" x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
-                    LEFT - 8.0,
+                    LEFT_MARGIN - 8.0,
                     y + 4.0,
-                    escape(&tick.label)
+                    escape_html(&tick.label)
                 ),
             );
         }
-        append(svg, &format!("<path class=\"axis\" d=\"M{LEFT} {bottom}H{right}\"/>\n"));
+        append_text(
+            svg,
+            &format!("<path class=\"axis\" d=\"M{LEFT_MARGIN} {bottom}H{right}\"/>\n"),
+        );
         for tick in &self.x.ticks {
-            let x = self.x(tick.position);
-            append(svg, &format!("<path class=\"axis\" d=\"M{x:.1} {bottom}v4\"/>"));
-            append(
+            let x = self.svg_x(tick.position);
+            append_text(svg, &format!("<path class=\"axis\" d=\"M{x:.1} {bottom}v4\"/>"));
+            append_text(
                 svg,
                 &format!(
                     "<text class=\"tick\" x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
                     bottom + 18.0,
-                    escape(&tick.label)
+                    escape_html(&tick.label)
                 ),
             );
         }
-        append(
+        append_text(
             svg,
             &format!(
                 "<text class=\"label\" x=\"{right}\" y=\"{}\" text-anchor=\"end\">{}</text>\n",
                 HEIGHT - 4.0,
-                escape(self.x.label)
+                escape_html(self.x.label)
             ),
         );
-        append(
+        append_text(
             svg,
             &format!(
-                "<text class=\"label\" x=\"{LEFT}\" y=\"12\">{}</text>\n",
-                escape(self.y.label)
+                "<text class=\"label\" x=\"{LEFT_MARGIN}\" y=\"12\">{}</text>\n",
+                escape_html(self.y.label)
             ),
         );
     }
@@ -159,27 +165,30 @@ impl SvgPlot {
                 command = 'M';
                 continue;
             };
-            append(&mut path, &format!("{command}{:.1} {:.1}", self.x(*x), self.y(*y)));
+            append_text(
+                &mut path,
+                &format!("{command}{:.1} {:.1}", self.svg_x(*x), self.svg_y(*y)),
+            );
             command = 'L';
         }
-        let PlotLine { class, strength, .. } = line;
-        append(
+        let PlotLine { class, opacity, .. } = line;
+        append_text(
             svg,
-            &format!("<path class=\"line {class}\" opacity=\"{strength:.2}\" d=\"{path}\"/>\n"),
+            &format!("<path class=\"line {class}\" opacity=\"{opacity:.2}\" d=\"{path}\"/>\n"),
         );
     }
 
     fn draw_marks(&self, svg: &mut String, line: &PlotLine) {
-        let PlotLine { class, strength, .. } = line;
+        let PlotLine { class, opacity, .. } = line;
         for mark in &line.marks {
-            append(
+            append_text(
                 svg,
                 &format!(
-                    "<circle class=\"mark {class}\" opacity=\"{strength:.2}\" cx=\"{:.1}\" cy=\"{:.1}\" \
+                    "<circle class=\"mark {class}\" opacity=\"{opacity:.2}\" cx=\"{:.1}\" cy=\"{:.1}\" \
                  r=\"2.5\"><title>{}</title></circle>\n",
-                    self.x(mark.x),
-                    self.y(mark.y),
-                    escape(&mark.text)
+                    self.svg_x(mark.x),
+                    self.svg_y(mark.y),
+                    escape_html(&mark.text)
                 ),
             );
         }
@@ -189,38 +198,40 @@ impl SvgPlot {
     fn draw_names(&self, svg: &mut String) {
         let ends = self.lines.iter().filter_map(|line| {
             let (_, y) = line.points.iter().rev().find_map(|point| *point)?;
-            (!line.name.is_empty()).then(|| (self.y(y), line))
+            (!line.name.is_empty()).then(|| (self.svg_y(y), line))
         });
         let mut ends: Vec<(f64, &PlotLine)> = ends.collect();
         ends.sort_by(|(first, _), (second, _)| first.total_cmp(second));
-        let mut next_free_y = TOP;
+        let mut next_free_y = TOP_MARGIN;
         for (y, line) in ends {
             let y = y.max(next_free_y);
             next_free_y = y + NAME_HEIGHT;
-            append(
+            append_text(
                 svg,
                 &format!(
                     "<text class=\"name {}\" x=\"{}\" y=\"{:.1}\">{}</text>\n",
                     line.class,
-                    WIDTH - RIGHT + 8.0,
+                    WIDTH - RIGHT_MARGIN + 8.0,
                     y + 4.0,
-                    escape(&line.name)
+                    escape_html(&line.name)
                 ),
             );
         }
     }
 
-    fn x(&self, value: f64) -> f64 {
-        LEFT + axis_position(&self.x, value) * (WIDTH - LEFT - RIGHT)
+    fn svg_x(&self, value: f64) -> f64 {
+        LEFT_MARGIN + axis_position(&self.x, value) * (WIDTH - LEFT_MARGIN - RIGHT_MARGIN)
     }
 
-    fn y(&self, value: f64) -> f64 {
-        HEIGHT - BOTTOM - axis_position(&self.y, value) * (HEIGHT - TOP - BOTTOM)
+    fn svg_y(&self, value: f64) -> f64 {
+        HEIGHT
+            - BOTTOM_MARGIN
+            - axis_position(&self.y, value) * (HEIGHT - TOP_MARGIN - BOTTOM_MARGIN)
     }
 }
 
-/// Escapes HTML.
-pub(super) fn escape(text: &str) -> String {
+/// Escapes the characters of a text that have a meaning in HTML.
+pub(super) fn escape_html(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
@@ -255,16 +266,16 @@ fn format_trimmed(number: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-fn append(svg: &mut String, text: &str) {
+fn append_text(svg: &mut String, text: &str) {
     write!(svg, "{text}").expect("writing to a String never fails");
 }
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 300.0;
-const LEFT: f64 = 64.0;
-const RIGHT: f64 = 96.0;
-const TOP: f64 = 24.0;
-const BOTTOM: f64 = 44.0;
+const LEFT_MARGIN: f64 = 64.0;
+const RIGHT_MARGIN: f64 = 96.0;
+const TOP_MARGIN: f64 = 24.0;
+const BOTTOM_MARGIN: f64 = 44.0;
 const NAME_HEIGHT: f64 = 15.0;
 
 #[cfg(test)]
@@ -292,14 +303,14 @@ mod tests {
         let line = PlotLine {
             name: "a<b".to_owned(),
             class: "one",
-            strength: 1.0,
+            opacity: 1.0,
             points: vec![Some((0.0, 0.0)), None, Some((99.0, 1e9)), Some((-5.0, -5.0))],
             marks: vec![PlotMark { x: 1.0, y: 1e12, text: "\"x\"".to_owned() }],
         };
         let axes = || PlotAxis::from_zero("n", 10.0);
         let svg = SvgPlot { title: "t", x: axes(), y: axes(), lines: vec![line] }.to_svg();
         assert!(svg.contains("a&lt;b") && svg.contains("&quot;x&quot;"), "{svg}");
-        assert!(svg.contains(&format!("L{LEFT:.1} {:.1}", HEIGHT - BOTTOM)), "{svg}");
+        assert!(svg.contains(&format!("L{LEFT_MARGIN:.1} {:.1}", HEIGHT - BOTTOM_MARGIN)), "{svg}");
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     }
 }

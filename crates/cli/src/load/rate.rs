@@ -7,20 +7,20 @@ pub(super) struct Rates(pub(super) Vec<u32>);
 /// Parses `R` or `FROM:TO:STEP`, also descending.
 ///
 /// # Errors
-/// A message for the command line.
+/// A message for users, if a number is invalid or zero, or there are more than 100 rates.
 pub(super) fn parse_rates(text: &str) -> Result<Rates, String> {
     let invalid = || "use for example 1000, or 1000:4000:1000 for several".to_owned();
     let numbers: Result<Vec<u32>, _> = text.split(':').map(str::parse).collect();
     match numbers.map_err(|_| invalid())?.as_slice() {
         [0, ..] | [_, 0, _] | [_, _, 0] => Err("a rate or step of 0 is invalid".to_owned()),
-        [rate] => Ok(Rates(vec![*rate])),
+        [rate_at] => Ok(Rates(vec![*rate_at])),
         [from, to, step] => {
-            if from.abs_diff(*to) / step >= MAX_STEPS {
-                return Err(format!("that is more than {MAX_STEPS} rates"));
+            if from.abs_diff(*to) / step >= MAX_RATES {
+                return Err(format!("that is more than {MAX_RATES} rates"));
             }
             let offsets = (0..=from.abs_diff(*to)).step_by(*step as usize);
-            let rate = |offset| if from <= to { from + offset } else { from - offset };
-            Ok(Rates(offsets.map(rate).collect()))
+            let rate_at = |offset| if from <= to { from + offset } else { from - offset };
+            Ok(Rates(offsets.map(rate_at).collect()))
         }
         _ => Err(invalid()),
     }
@@ -29,7 +29,7 @@ pub(super) fn parse_rates(text: &str) -> Result<Rates, String> {
 /// Parses a share: `0.01` or `1%`.
 ///
 /// # Errors
-/// A message for the command line.
+/// A message for users, if the text is not a number from 0 to 1 or a percentage.
 pub(super) fn parse_share(text: &str) -> Result<f64, String> {
     let (number, divisor) = match text.strip_suffix('%') {
         Some(percent) => (percent, 100.0),
@@ -42,7 +42,7 @@ pub(super) fn parse_share(text: &str) -> Result<f64, String> {
 }
 
 /// The maximum number of rates; each is a separate run, with a warm-up.
-const MAX_STEPS: u32 = 100;
+const MAX_RATES: u32 = 100;
 
 #[cfg(test)]
 mod tests {

@@ -19,7 +19,7 @@ pub(super) struct HeaderOption {
 /// Parses `name: value`.
 ///
 /// # Errors
-/// A message for the command line.
+/// A message for users, if the text has no colon or no name.
 pub(super) fn parse_header(text: &str) -> Result<HeaderOption, String> {
     let (name, value) = text.split_once(':').ok_or("use name:value")?;
     let (name, value) = (name.trim().to_owned(), value.trim().to_owned());
@@ -30,7 +30,7 @@ pub(super) fn parse_header(text: &str) -> Result<HeaderOption, String> {
 }
 
 impl LoadArgs {
-    /// Returns the protocol.
+    /// Returns the protocol that the options select.
     ///
     /// # Errors
     /// [`UsageError`] if the options contradict each other.
@@ -49,7 +49,7 @@ impl LoadArgs {
         }
     }
 
-    /// Builds the requests.
+    /// Builds a request for each target URL.
     ///
     /// # Errors
     /// If a name does not resolve, or a body cannot be read.

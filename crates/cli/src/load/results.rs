@@ -5,7 +5,7 @@ use leno_load::{ConnectionReuse, LoadPlan, LoadProtocol, LoadReport};
 /// The results of a run and its settings.
 #[derive(Debug)]
 pub(super) struct LoadResults {
-    /// The requested plan, except for the load model.
+    /// The plan of all runs; its load model is a closed loop, even if there are rates.
     pub(super) plan: LoadPlan,
     pub(super) threads: usize,
     /// The measured rates, in order; at least one.
@@ -15,6 +15,7 @@ pub(super) struct LoadResults {
 /// The results at one rate, or in a closed loop.
 #[derive(Debug)]
 pub(super) struct RateResult {
+    /// The requests per second; absent in a closed loop.
     pub(super) rate: Option<u32>,
     pub(super) report: LoadReport,
 }
@@ -43,12 +44,12 @@ impl LoadResults {
             None => "closed loop",
             Some(_) => "open loop, latency from the scheduled time of a request",
         };
-        let threads = match self.threads {
+        let threads_text = match self.threads {
             1 => "1 thread".to_owned(),
-            threads => format!("{threads} threads"),
+            threads_text => format!("{threads_text} threads"),
         };
         format!(
-            "{connections} connection{plural_suffix} of {}{reuse_text}; {rate_text}; {threads}; {:?} of warm-up",
+            "{connections} connection{plural_suffix} of {}{reuse_text}; {rate_text}; {threads_text}; {:?} of warm-up",
             self.describe_protocol(),
             self.plan.warm_up,
         )

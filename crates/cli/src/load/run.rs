@@ -23,7 +23,7 @@ use crate::{output, stop};
 /// Generates load, measures and reports.
 ///
 /// # Errors
-/// [`UsageError`], and all errors that prevent the measurement.
+/// [`UsageError`] for invalid arguments, and any error that prevents the measurement.
 pub(super) async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
     let plan = args.build_plan().await?;
     // An output file that cannot be written fails before the run, not after it.
@@ -47,7 +47,7 @@ pub(super) async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
 }
 
 impl LoadArgs {
-    /// Returns the plan, except for the load model.
+    /// Builds the plan of all runs. Its load model is a closed loop, which a run at a fixed rate replaces.
     async fn build_plan(&self) -> anyhow::Result<LoadPlan> {
         let protocol = self.protocol()?;
         let has_request_limit = self.requests.is_some();

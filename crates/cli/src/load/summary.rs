@@ -37,7 +37,7 @@ pub(super) struct LoadSummary {
     pub(super) own_cpu_us_per_request: Option<f64>,
 }
 
-/// The latency distribution; absent if no request succeeded.
+/// The latency distribution in microseconds; the values are absent if no request succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct LatencyUs {
     pub(super) min: Option<f64>,

@@ -14,7 +14,7 @@ pub(super) struct WeightedUrl {
     pub(super) url: String,
     /// The address to connect to: a name or an address, and a port.
     pub(super) authority: UrlAuthority,
-    /// The `Host` header, as in the URL.
+    /// The value of the `Host` header: host and port as in the URL.
     pub(super) host: String,
     /// The path, including the query.
     pub(super) path: String,
@@ -31,7 +31,7 @@ pub(super) struct UrlAuthority {
 /// Parses `http://host:port/path=WEIGHT`.
 ///
 /// # Errors
-/// A message for the command line.
+/// A message for users, if the URL is invalid or not supported.
 pub(super) fn parse_target(text: &str) -> Result<WeightedUrl, String> {
     let (url, weight) = split_weight(text)?;
     if url.starts_with("https://") {
@@ -72,7 +72,7 @@ pub(super) fn parse_authority(text: &str) -> Option<UrlAuthority> {
 }
 
 impl UrlAuthority {
-    /// Resolves the address; of several, the first that accepts connections.
+    /// Resolves the name. Of several addresses, returns the first that accepts a connection, or else the first.
     ///
     /// # Errors
     /// If the name does not resolve.

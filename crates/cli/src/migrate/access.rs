@@ -6,28 +6,30 @@ use leno_model::{
 };
 use serde_json::{Value, json};
 
-use super::native_values::access_request;
+use super::native_values::write_access_request;
 
 /// Converts to an `AccessPolicy`, or returns the reason why its meaning would differ.
 pub(super) fn convert_target(objects: &[&Object], target: &TrafficTarget) -> Result<Value, String> {
     let TrafficTarget { name, destination, sources, rules } = target;
-    let is_taken = objects
+    let has_policy = objects
         .iter()
         .any(|object| matches!(object, Object::AccessPolicy(policy) if policy.name == *name));
-    if is_taken {
+    if has_policy {
         return Err(format!("an AccessPolicy {name} exists already"));
     }
-    let from: Vec<Value> = sources
+    let allowed_peers: Vec<Value> = sources
         .iter()
         .map(|source| json!({"namespace": source.namespace.as_str(), "serviceAccount": source.name.as_str()}))
         .collect();
     let mut requests: Vec<Value> = Vec::new();
-    let mut allow: Vec<Value> = Vec::new();
+    let mut allow_rules: Vec<Value> = Vec::new();
     for rule in rules {
         match rule {
             TargetRule::Http { group, matches } => {
                 let object = find_object(objects, |object| match object {
-                    Object::HttpRouteGroup(found) if found.name == *group => Some(found),
+                    Object::HttpRouteGroup(candidate) if candidate.name == *group => {
+                        Some(candidate)
+                    }
                     _ => None,
                 });
                 let group: &HttpRouteGroup =
@@ -37,44 +39,49 @@ pub(super) fn convert_target(objects: &[&Object], target: &TrafficTarget) -> Res
                         group.matches.iter().find(|named_match| named_match.name == *match_name);
                     let named_match = named_match
                         .ok_or_else(|| format!("{} has no match {match_name}", group.name))?;
-                    requests.push(access_request(&named_match.request));
+                    requests.push(write_access_request(&named_match.request));
                 }
             }
             TargetRule::Tcp { route } => {
                 let object = find_object(objects, |object| match object {
-                    Object::TcpRoute(found) if found.name == *route => Some(found),
+                    Object::TcpRoute(candidate) if candidate.name == *route => Some(candidate),
                     _ => None,
                 });
                 let route: &TcpRoute = object.ok_or_else(|| format!("no TCPRoute {route}"))?;
-                allow.push(tcp_rule(objects, target, route, &from)?);
+                allow_rules.push(convert_tcp_rule(objects, target, route, &allowed_peers)?);
             }
         }
     }
     if !requests.is_empty() {
-        allow.insert(0, json!({"from": from, "requests": requests}));
+        allow_rules.insert(0, json!({"from": allowed_peers, "requests": requests}));
     }
-    if allow.is_empty() || sources.is_empty() {
+    if allow_rules.is_empty() || sources.is_empty() {
         return Err("it allows nothing".to_owned());
     }
-    if allow.len() > MAX_LIST || requests.len() > MAX_LIST || from.len() > MAX_LIST {
-        return Err(format!("an AccessPolicy has at most {MAX_LIST} rules, requests and peers"));
+    if allow_rules.len() > MAX_LIST_LENGTH
+        || requests.len() > MAX_LIST_LENGTH
+        || allowed_peers.len() > MAX_LIST_LENGTH
+    {
+        return Err(format!(
+            "an AccessPolicy has at most {MAX_LIST_LENGTH} rules, requests and peers"
+        ));
     }
     let PolicyName { namespace, name } = name;
     Ok(json!({
         "apiVersion": "leno.dev/v1alpha1",
         "kind": "AccessPolicy",
         "metadata": {"name": name.as_str(), "namespace": namespace.as_str()},
-        "spec": {"serviceAccounts": [destination.name.as_str()], "allow": allow},
+        "spec": {"serviceAccounts": [destination.name.as_str()], "allow": allow_rules},
     }))
 }
 
 /// Returns the rule that opens the ports of a `TCPRoute`. It also admits HTTP, so the meaning is equal only if
 /// no workload serves HTTP on these ports.
-fn tcp_rule(
+fn convert_tcp_rule(
     objects: &[&Object],
     target: &TrafficTarget,
     route: &TcpRoute,
-    from: &[Value],
+    allowed_peers: &[Value],
 ) -> Result<Value, String> {
     let workloads = objects.iter().filter_map(|object| match object {
         Object::Workload(workload) if workload.account == target.destination => Some(workload),
@@ -93,8 +100,8 @@ fn tcp_rule(
         ));
     }
     Ok(match &route.ports {
-        PortSet::All => json!({"from": from}),
-        PortSet::Only(ports) => json!({"from": from, "ports": ports}),
+        PortSet::All => json!({"from": allowed_peers}),
+        PortSet::Only(ports) => json!({"from": allowed_peers, "ports": ports}),
     })
 }
 
@@ -106,4 +113,4 @@ fn find_object<'a, T>(
 }
 
 /// The maximum length of any list in an `AccessPolicy`.
-const MAX_LIST: usize = 256;
+const MAX_LIST_LENGTH: usize = 256;

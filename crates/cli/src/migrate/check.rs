@@ -42,10 +42,10 @@ impl MigrateCheckArgs {
     /// Runs the check and prints the report.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let (documents, ignored): (_, Vec<IgnoredSetting>) = match self.file.is_empty() {
-            false => (document::read(&self.file, &self.namespace)?, Vec::new()),
+            false => (document::read_files(&self.file, &self.namespace)?, Vec::new()),
             true => cluster::run(async {
                 let client = cluster::connect_to_context(self.context.as_deref()).await?;
-                cluster_objects::read(&client).await
+                cluster_objects::read_objects(&client).await
             })?,
         };
         let report =

@@ -8,7 +8,7 @@ use kube::core::ApiResource;
 use kube::discovery::{Discovery, Scope, verbs};
 use kube::{Client, Resource};
 use leno_kubernetes::api::{ApiError, ObjectApi};
-use leno_kubernetes::words::{PREFIXES, is_read};
+use leno_kubernetes::words::{PREFIXES, is_supported_annotation};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -22,7 +22,7 @@ use crate::yaml;
 ///
 /// # Errors
 /// If the API server does not respond or rejects a request, or if an object of a native kind is rejected.
-pub(super) async fn read(
+pub(super) async fn read_objects(
     client: &Client,
 ) -> anyhow::Result<(Vec<SourceDocument>, Vec<IgnoredSetting>)> {
     let discovery = Discovery::new(client.clone()).run().await;
@@ -56,24 +56,24 @@ async fn list_objects(
     let api =
         ObjectApi::for_dynamic_kind(client.clone(), None, resource).map_err(format_api_error)?;
     let mut objects = Vec::new();
-    let mut page = ListParams::default().limit(PAGE);
+    let mut list_params = ListParams::default().limit(PAGE_SIZE);
     loop {
-        let listed = api.list(&page).await.map_err(format_api_error)?;
-        objects.extend(listed.items);
+        let list = api.list(&list_params).await.map_err(format_api_error)?;
+        objects.extend(list.items);
         if objects.len() > MAX_OBJECTS {
             anyhow::bail!(
                 "more than {MAX_OBJECTS} {} in the cluster: check manifest files instead",
                 resource.plural
             );
         }
-        match listed.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => page = page.continue_token(&token),
+        match list.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => list_params = list_params.continue_token(&token),
             None => return Ok(objects),
         }
     }
 }
 
-/// Returns an object as its author wrote it, without the fields of the API server.
+/// Converts an object to a document without the fields that the API server adds.
 fn to_document(
     object: DynamicObject,
     resource: &ApiResource,
@@ -92,7 +92,7 @@ fn to_document(
     if let Value::Object(fields) = data {
         manifest.extend(fields.into_iter().filter(|(key, _)| key != "status"));
     }
-    SourceDocument::of_cluster(&yaml::write(&Value::Object(manifest)))
+    SourceDocument::from_cluster(&yaml::write_document(&Value::Object(manifest)))
 }
 
 /// Lists the annotations and labels of other meshes, with their locations.
@@ -121,10 +121,10 @@ where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
 {
     let api: ObjectApi<K> = ObjectApi::for_all_namespaces(client.clone());
-    let mut page = ListParams::default().limit(PAGE);
+    let mut list_params = ListParams::default().limit(PAGE_SIZE);
     loop {
-        let listed = api.list_metadata(&page).await.map_err(format_api_error)?;
-        for PartialObjectMeta { metadata, .. } in listed.items {
+        let list = api.list_metadata(&list_params).await.map_err(format_api_error)?;
+        for PartialObjectMeta { metadata, .. } in list.items {
             let name = metadata.name.unwrap_or_default();
             let location = match metadata.namespace {
                 Some(namespace) => format!("{kind} {namespace}/{name}"),
@@ -142,8 +142,8 @@ where
                 }
             }
         }
-        match listed.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => page = page.continue_token(&token),
+        match list.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => list_params = list_params.continue_token(&token),
             None => return Ok(()),
         }
     }
@@ -152,12 +152,12 @@ where
 /// True for an annotation or label of another mesh that Leno ignores.
 fn is_ignored(key: &str) -> bool {
     let Some((domain, name)) = key.split_once('/') else { return false };
-    is_convertible_group(domain) && !(PREFIXES.contains(&domain) && is_read(name))
+    is_convertible_group(domain) && !(PREFIXES.contains(&domain) && is_supported_annotation(name))
 }
 
 /// The page size of list requests.
-const PAGE: u32 = 500;
-/// More of one kind than a mesh of this size has.
+const PAGE_SIZE: u32 = 500;
+/// The maximum number of objects of one kind; meshes have fewer.
 const MAX_OBJECTS: usize = 100_000;
 /// The maximum number of locations reported per annotation or label.
 const MAX_LOCATIONS: usize = 5;

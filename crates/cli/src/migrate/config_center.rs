@@ -14,37 +14,37 @@ use super::yaml;
 /// An item of a configuration center: a key with a text of rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ConfigCenterItem {
-    /// Its key, such as `servicecomb.rateLimiting.checkout`.
+    /// The key, such as `servicecomb.rateLimiting.checkout`.
     pub(super) key: String,
-    /// Its content.
+    /// The rules, as YAML text.
     pub(super) content: String,
 }
 
-/// Returns the items of a document; none if it is something else.
+/// Parses the items of a document; empty if the document is something else.
 ///
-/// A document is a map from keys to contents, or any structure with the fields `key` and `value` (or
+/// A document is a map from keys to contents, or any structure with the fields `key` and `find_entry` (or
 /// `content`), as the API of ServiceComb KIE returns. Disabled items are ignored.
 pub(super) fn parse_items(text: &str) -> Vec<ConfigCenterItem> {
     let Some(values) = outline_document(text) else { return Vec::new() };
     if values.iter().any(|(path, _)| path == "apiVersion") {
         return Vec::new();
     }
-    let value = |path: String| values.iter().find(|(key, _)| *key == path);
-    let keys = values.iter().filter(|(_, key)| is_key(key));
+    let find_entry = |path: String| values.iter().find(|(key, _)| *key == path);
+    let keys = values.iter().filter(|(_, key)| is_item_key(key));
     let items = keys.filter_map(|(path, key)| {
         let prefix =
             path.strip_suffix("key").filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))?;
-        let content =
-            value(format!("{prefix}value")).or_else(|| value(format!("{prefix}content")))?;
+        let content = find_entry(format!("{prefix}value"))
+            .or_else(|| find_entry(format!("{prefix}content")))?;
         let is_disabled =
-            value(format!("{prefix}status")).is_some_and(|(_, status)| status == "disabled");
+            find_entry(format!("{prefix}status")).is_some_and(|(_, status)| status == "disabled");
         (!is_disabled).then(|| ConfigCenterItem { key: key.clone(), content: content.1.clone() })
     });
     let items: Vec<ConfigCenterItem> = items.collect();
     if items.is_empty() { parse_lines(text) } else { items }
 }
 
-/// Returns the items of a map with keys at the start of lines.
+/// Parses the items of a map with keys at the start of lines; empty if another line is at the start.
 fn parse_lines(text: &str) -> Vec<ConfigCenterItem> {
     let mut items: Vec<ConfigCenterItem> = Vec::new();
     for line in text.lines() {
@@ -56,7 +56,7 @@ fn parse_lines(text: &str) -> Vec<ConfigCenterItem> {
             }
             None if is_blank => {}
             _ => {
-                let Some((key, suffix)) = line.split_once(':').filter(|(key, _)| is_key(key))
+                let Some((key, suffix)) = line.split_once(':').filter(|(key, _)| is_item_key(key))
                 else {
                     return Vec::new();
                 };
@@ -70,15 +70,15 @@ fn parse_lines(text: &str) -> Vec<ConfigCenterItem> {
     items
 }
 
-fn is_key(text: &str) -> bool {
+fn is_item_key(text: &str) -> bool {
     text.starts_with("servicecomb.") || text == REMOVAL_KEY
 }
 
-/// Reads an item: its title, its text and its content.
+/// Reads an item; returns its title, its text and its content.
 ///
 /// # Errors
-/// The problems, if it is a supported rule that is rejected.
-pub(super) fn read(
+/// The problems, if the item is a supported rule that is rejected.
+pub(super) fn read_item(
     item: ConfigCenterItem,
     namespace: &str,
 ) -> Result<(String, String, DocumentContent), String> {
@@ -90,7 +90,7 @@ pub(super) fn read(
             DocumentContent::ConfigCenter(item),
         ));
     };
-    let text = yaml::write(&manifest);
+    let text = yaml::write_document(&manifest);
     let (mut objects, rejected) = read_str("item", &text);
     match (objects.pop(), rejected.is_empty()) {
         (Some((object, _)), true) => {
@@ -176,12 +176,12 @@ pub(super) fn convert_item(
         };
     }
     let group_key = format!("servicecomb.matchGroup.{scope}");
-    let Some(matches) = scope_items().find(|item| item.key == group_key) else {
+    let Some(group_item) = scope_items().find(|item| item.key == group_key) else {
         let reason = format!("no {group_key}, so that it applies to no requests");
         return RewriteResult::Dropped(reason);
     };
-    let converted = group::read(&matches.content)
-        .map_err(|reason| format!("{}: {reason}", matches.key))
+    let converted = group::parse_group(&group_item.content)
+        .map_err(|reason| format!("{}: {reason}", group_item.key))
         .and_then(|group| {
             rule::convert_rule(family, (&to_object_name(scope), namespace), &group, &item.content)
         })
@@ -230,12 +230,13 @@ fn split_key(item: &ConfigCenterItem) -> Option<(&str, &str)> {
 }
 
 /// True if an item is a rule that limits incoming requests.
-pub(super) fn is_limiting(item: &ConfigCenterItem) -> bool {
+pub(super) fn limits_requests(item: &ConfigCenterItem) -> bool {
     split_key(item).is_some_and(|(family, _)| LIMITING_FAMILIES.contains(&family))
 }
 
 /// The families with rules that reject requests.
 const LIMITING_FAMILIES: &[&str] = &["rateLimiting", "bulkhead", "circuitBreaker", "system"];
+/// The key of Sermant's outlier detection.
 const REMOVAL_KEY: &str = "sermant.removal.config";
 
 #[cfg(test)]

@@ -14,12 +14,12 @@ use crate::output;
 
 /// One document of the input, with its output file.
 pub(super) struct SourceDocument {
-    /// Its location, for people.
+    /// The file and the line, or the cluster, for the report.
     pub(super) location: String,
-    /// Its kind and name, for people.
+    /// The kind and name, for the report.
     pub(super) title: String,
     /// The output file, relative to the output directory.
-    pub(super) target: PathBuf,
+    pub(super) output_file: PathBuf,
     /// The original text, with the final newline.
     pub(super) text: String,
     pub(super) content: DocumentContent,
@@ -28,8 +28,9 @@ pub(super) struct SourceDocument {
 /// The source of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DocumentSource {
+    /// A file of the input.
     File,
-    /// Settings in a cluster stay in effect while they exist.
+    /// The API server of a cluster, where settings stay in effect while they exist.
     Cluster,
 }
 
@@ -68,7 +69,7 @@ impl SourceDocument {
     pub(super) fn may_restrict_access(&self) -> bool {
         match &self.content {
             DocumentContent::Object(_) | DocumentContent::Comments => false,
-            DocumentContent::ConfigCenter(item) => config_center::is_limiting(item),
+            DocumentContent::ConfigCenter(item) => config_center::limits_requests(item),
             DocumentContent::Settings { unsupported, .. } => {
                 unsupported.iter().any(|setting| setting.contains(EXTERNAL_AUTHORIZATION))
             }
@@ -80,13 +81,13 @@ impl SourceDocument {
     ///
     /// # Errors
     /// If Leno reads its kind and rejects the object.
-    pub(super) fn of_cluster(text: &str) -> anyhow::Result<Option<Self>> {
-        let content = read_document(Path::new(CLUSTER), 1, text, DocumentSource::Cluster)
+    pub(super) fn from_cluster(text: &str) -> anyhow::Result<Option<Self>> {
+        let content = read_document(Path::new(CLUSTER_LOCATION), 1, text, DocumentSource::Cluster)
             .map_err(anyhow::Error::msg)?;
         Ok(content.map(|(title, content)| Self {
-            location: CLUSTER.to_owned(),
+            location: CLUSTER_LOCATION.to_owned(),
             title,
-            target: PathBuf::new(),
+            output_file: PathBuf::new(),
             text: text.to_owned(),
             content,
         }))
@@ -104,25 +105,28 @@ impl fmt::Display for SourceDocument {
 /// # Errors
 /// If a file cannot be read, two output files would have the same name, or a document of a native kind is
 /// rejected. Rejected documents of another mesh are reported as dropped instead.
-pub(super) fn read(paths: &[PathBuf], namespace: &str) -> anyhow::Result<Vec<SourceDocument>> {
+pub(super) fn read_files(
+    paths: &[PathBuf],
+    namespace: &str,
+) -> anyhow::Result<Vec<SourceDocument>> {
     let mut reader = DocumentReader::default();
-    let mut targets: Vec<PathBuf> = Vec::new();
+    let mut output_files: Vec<PathBuf> = Vec::new();
     for path in paths {
         for file in find_files(path)? {
-            let target = match file.strip_prefix(path) {
+            let output_file = match file.strip_prefix(path) {
                 Ok(relative) if !relative.as_os_str().is_empty() => relative.to_owned(),
                 _ => file.file_name().map(PathBuf::from).context("a file has a name")?,
             };
-            if targets.contains(&target) {
+            if output_files.contains(&output_file) {
                 bail!(
                     "two input files would be written to {}: migrate them separately",
-                    target.display()
+                    output_file.display()
                 );
             }
-            targets.push(target.clone());
+            output_files.push(output_file.clone());
             let text = fs::read_to_string(&file)
                 .with_context(|| format!("cannot read {}", file.display()))?;
-            reader.read(&file, &target, &text, namespace);
+            reader.read(&file, &output_file, &text, namespace);
         }
     }
     reader.into_documents()
@@ -131,14 +135,14 @@ pub(super) fn read(paths: &[PathBuf], namespace: &str) -> anyhow::Result<Vec<Sou
 /// Reads all documents of one text, in order.
 ///
 /// # Errors
-/// As for [`read`].
+/// If there is no document, or a document of a native kind is rejected.
 pub(super) fn read_text(text: &str, namespace: &str) -> anyhow::Result<Vec<SourceDocument>> {
     let mut reader = DocumentReader::default();
     reader.read(Path::new("text"), Path::new("text"), text, namespace);
     reader.into_documents()
 }
 
-/// The documents of the files so far, and the problems.
+/// Collects the documents of the input, and the problems of rejected ones.
 #[derive(Default)]
 struct DocumentReader {
     documents: Vec<SourceDocument>,
@@ -146,13 +150,13 @@ struct DocumentReader {
 }
 
 impl DocumentReader {
-    /// Reads one file; its documents go to the output file `target`.
-    fn read(&mut self, file: &Path, target: &Path, text: &str, namespace: &str) {
+    /// Reads one file; its documents go to the output file `output_file`.
+    fn read(&mut self, file: &Path, output_file: &Path, text: &str, namespace: &str) {
         for (line, text) in split_documents(text) {
             let location = format!("{}:{line}", output::format_line(&file.display()));
             let items = config_center::parse_items(text);
             if !items.is_empty() {
-                let location = (location, target.to_owned());
+                let location = (location, output_file.to_owned());
                 let results = items.into_iter().map(|item| read_item(item, namespace, &location));
                 let (documents, problems): (Vec<_>, Vec<_>) = results.partition(Result::is_ok);
                 self.documents.extend(documents.into_iter().flatten());
@@ -163,7 +167,7 @@ impl DocumentReader {
                 Ok(Some((title, content))) => self.documents.push(SourceDocument {
                     location,
                     title,
-                    target: target.to_owned(),
+                    output_file: output_file.to_owned(),
                     text: text.trim_end().to_owned() + "\n",
                     content,
                 }),
@@ -189,10 +193,16 @@ impl DocumentReader {
 fn read_item(
     item: ConfigCenterItem,
     namespace: &str,
-    (location, target): &(String, PathBuf),
+    (location, output_file): &(String, PathBuf),
 ) -> Result<SourceDocument, String> {
-    let (title, text, content) = config_center::read(item, namespace)?;
-    Ok(SourceDocument { location: location.clone(), title, target: target.clone(), text, content })
+    let (title, text, content) = config_center::read_item(item, namespace)?;
+    Ok(SourceDocument {
+        location: location.clone(),
+        title,
+        output_file: output_file.clone(),
+        text,
+        content,
+    })
 }
 
 /// Returns the YAML files of a path, as every other command reads them.
@@ -213,11 +223,11 @@ fn read_document(
 ) -> Result<Option<(String, DocumentContent)>, String> {
     let name = output::format_line(&file.display());
     let values = outline_document(text);
-    let value = |path: &str| {
+    let find_value = |path: &str| {
         let entry = values.iter().flatten().find(|(field, _)| field == path);
-        entry.map(|(_, value)| value.as_str())
+        entry.map(|(_, find_value)| find_value.as_str())
     };
-    if value("kind") == Some("List") {
+    if find_value("kind") == Some("List") {
         return Err(format!("{name}:{line}: is a List; write each item as a separate document"));
     }
     let (mut objects, rejected) = read_str(&name, text);
@@ -229,23 +239,25 @@ fn read_document(
         let has_comment = text.lines().any(|line| line.trim_start().starts_with('#'));
         return Ok(has_comment.then(|| ("comments".to_owned(), DocumentContent::Comments)));
     }
-    let kind = value("kind").unwrap_or("document");
-    let title = match (value("metadata.namespace"), value("metadata.name")) {
+    let kind = find_value("kind").unwrap_or("document");
+    let title = match (find_value("metadata.namespace"), find_value("metadata.name")) {
         (Some(namespace), Some(name)) => format!("{kind} {namespace}/{name}"),
         (None, Some(name)) => format!("{kind} {name}"),
         (_, None) => kind.to_owned(),
     };
-    if let Some(content) = mesh_config::read(values.as_deref().unwrap_or_default(), source) {
+    if let Some(content) =
+        mesh_config::read_mesh_config(values.as_deref().unwrap_or_default(), source)
+    {
         return Ok(Some((title, content)));
     }
     let is_unknown_kind = rejected
         .iter()
         .any(|rejection| matches!(rejection.at.field.as_deref(), Some("kind" | "apiVersion")));
-    let version = value("apiVersion").unwrap_or_default();
+    let version = find_value("apiVersion").unwrap_or_default();
     let group = version.split_once('/').map_or("", |(group, _)| group);
     let is_convertible = is_convertible_group(group);
     let may_restrict_access =
-        (is_convertible || is_subdomain_of(group, ISTIO)) && !ALLOWING_KINDS.contains(&kind);
+        (is_convertible || is_subdomain_of(group, ISTIO_DOMAIN)) && !ALLOWING_KINDS.contains(&kind);
     match (is_unknown_kind, is_convertible) {
         (true, _) => {
             let problem = |rejection: &RejectedDocument| {
@@ -284,7 +296,7 @@ fn read_document(
 fn split_documents(text: &str) -> Vec<(usize, &str)> {
     let mut documents = Vec::new();
     let (mut start, mut first_line, mut offset) = (0, 1, 0);
-    for (line, number) in text.split_inclusive('\n').zip(1..) {
+    for (line, line_number) in text.split_inclusive('\n').zip(1..) {
         let is_separator = line.starts_with("---")
             && line
                 .get(3..)
@@ -293,10 +305,10 @@ fn split_documents(text: &str) -> Vec<(usize, &str)> {
             documents.push((first_line, text.get(start..offset).unwrap_or_default()));
             // Text after `---` on the same line belongs to the document.
             start = offset + 3;
-            first_line = number;
+            first_line = line_number;
             if line.trim_end() == "---" {
                 start = offset + line.len();
-                first_line = number + 1;
+                first_line = line_number + 1;
             }
         }
         offset += line.len();
@@ -308,7 +320,7 @@ fn split_documents(text: &str) -> Vec<(usize, &str)> {
 
 /// True for API groups of other meshes that this command converts.
 pub(super) fn is_convertible_group(domain: &str) -> bool {
-    MESHES.iter().any(|mesh| is_subdomain_of(domain, mesh))
+    MESH_DOMAINS.iter().any(|mesh| is_subdomain_of(domain, mesh))
 }
 
 fn is_subdomain_of(domain: &str, parent: &str) -> bool {
@@ -316,10 +328,10 @@ fn is_subdomain_of(domain: &str, parent: &str) -> bool {
 }
 
 /// The domains of other meshes' API groups.
-const MESHES: &[&str] = &["openservicemesh.io", "flomesh.io", "smi-spec.io"];
-const ISTIO: &str = "istio.io";
+const MESH_DOMAINS: &[&str] = &["openservicemesh.io", "flomesh.io", "smi-spec.io"];
+const ISTIO_DOMAIN: &str = "istio.io";
 
-/// Their kinds that only allow or route requests, so dropping them never widens access.
+/// Kinds of other meshes that only allow or route requests, so dropping their objects never widens access.
 const ALLOWING_KINDS: &[&str] = &[
     "TrafficTarget",
     "TrafficSplit",
@@ -344,7 +356,7 @@ const ALLOWING_KINDS: &[&str] = &[
 const EXTERNAL_AUTHORIZATION: &str = "xternalAuthorization";
 
 /// The location of objects that come from a cluster.
-const CLUSTER: &str = "in the cluster";
+const CLUSTER_LOCATION: &str = "in the cluster";
 
 #[cfg(test)]
 mod tests {

@@ -9,19 +9,23 @@ use serde_json::{Value, json};
 use super::document::{DocumentContent, DocumentSource};
 
 /// Reads the `MeshConfig` of another mesh from its flattened values; `None` if it is another kind.
-pub(super) fn read(values: &[(String, String)], source: DocumentSource) -> Option<DocumentContent> {
-    let value = |path: &str| {
+pub(super) fn read_mesh_config(
+    values: &[(String, String)],
+    source: DocumentSource,
+) -> Option<DocumentContent> {
+    let find_value = |path: &str| {
         let entry = values.iter().find(|(field, _)| field == path);
-        entry.map(|(_, value)| value.as_str())
+        entry.map(|(_, find_value)| find_value.as_str())
     };
-    let version = value("apiVersion")?;
-    let is_convertible = GROUPS.iter().any(|group| version.starts_with(group));
-    if !is_convertible || value("kind") != Some("MeshConfig") {
+    let version = find_value("apiVersion")?;
+    let is_convertible = API_GROUPS.iter().any(|group| version.starts_with(group));
+    if !is_convertible || find_value("kind") != Some("MeshConfig") {
         return None;
     }
-    // Both default to false in the schema.
-    let is_permissive = value(PERMISSIVE) == Some("true");
-    let egress = if value(EGRESS) == Some("true") { Egress::Allow } else { Egress::Deny };
+    // Both fields default to false in the schema.
+    let is_permissive = find_value(PERMISSIVE_FIELD) == Some("true");
+    let egress =
+        if find_value(EGRESS_FIELD) == Some("true") { Egress::Allow } else { Egress::Deny };
     let unsupported_fields =
         UNSUPPORTED_FIELDS.iter().map(|(field, hint)| (*field, (*hint).to_owned()));
     let exclusion_lists = EXCLUSION_LISTS.iter().filter(|_| source == DocumentSource::File).map(
@@ -31,7 +35,7 @@ pub(super) fn read(values: &[(String, String)], source: DocumentSource) -> Optio
     let gateway = gateway.map(|(field, hint)| (field, hint.to_owned()));
     let disabled = ALWAYS_ON
         .iter()
-        .filter(|(field, _)| value(field) == Some("false"))
+        .filter(|(field, _)| find_value(field) == Some("false"))
         .map(|(field, hint)| (*field, (*hint).to_owned()));
     let unsupported = unsupported_fields
         .chain(exclusion_lists)
@@ -63,9 +67,9 @@ pub(super) fn native_config(is_permissive: bool, egress: Egress) -> Value {
     })
 }
 
-const GROUPS: &[&str] = &["config.openservicemesh.io/", "config.flomesh.io/"];
-const EGRESS: &str = "spec.traffic.enableEgress";
-const PERMISSIVE: &str = "spec.traffic.enablePermissiveTrafficPolicyMode";
+const API_GROUPS: &[&str] = &["config.openservicemesh.io/", "config.flomesh.io/"];
+const EGRESS_FIELD: &str = "spec.traffic.enableEgress";
+const PERMISSIVE_FIELD: &str = "spec.traffic.enablePermissiveTrafficPolicyMode";
 
 #[cfg(test)]
 mod tests {
@@ -76,7 +80,7 @@ mod tests {
             "apiVersion: config.openservicemesh.io/v1alpha2\nkind: MeshConfig\n\
              metadata: {{name: osm-mesh-config}}\nspec: {spec}\n"
         );
-        match read(&leno_registry::outline_document(&text).unwrap(), source) {
+        match read_mesh_config(&leno_registry::outline_document(&text).unwrap(), source) {
             Some(DocumentContent::Settings { unsupported, .. }) => {
                 let field = |setting: &String| setting.split(": ").next().unwrap().to_owned();
                 unsupported.iter().map(field).collect()

@@ -6,7 +6,7 @@ use leno_model::{FieldMatch, PathMatch, RequestMatch, ValueMatch};
 use serde_json::{Map, Value, json};
 
 /// Writes a request match of an `AccessPolicy`.
-pub(super) fn access_request(request: &RequestMatch) -> Value {
+pub(super) fn write_access_request(request: &RequestMatch) -> Value {
     let mut fields = Map::new();
     if !request.methods.is_empty() {
         fields.insert("methods".to_owned(), json!(request.methods));
@@ -20,7 +20,7 @@ pub(super) fn access_request(request: &RequestMatch) -> Value {
 }
 
 /// Writes the equivalent matches of an `HTTPRoute`, which have at most one method each.
-pub(super) fn route_matches(request: &RequestMatch) -> Vec<Value> {
+pub(super) fn write_route_matches(request: &RequestMatch) -> Vec<Value> {
     let mut fields = Map::new();
     insert_path_and_headers(request, &mut fields);
     if request.methods.is_empty() {
@@ -45,12 +45,12 @@ fn insert_path_and_headers(request: &RequestMatch, fields: &mut Map<String, Valu
         fields.insert("path".to_owned(), json!({"type": kind, "value": value}));
     }
     if !request.headers.is_empty() {
-        let headers: Vec<Value> = request.headers.iter().map(header_match).collect();
+        let headers: Vec<Value> = request.headers.iter().map(write_header_match).collect();
         fields.insert("headers".to_owned(), Value::Array(headers));
     }
 }
 
-fn header_match(field: &FieldMatch) -> Value {
+fn write_header_match(field: &FieldMatch) -> Value {
     let name = match field.name.as_str() {
         ":authority" => "host",
         name => name,

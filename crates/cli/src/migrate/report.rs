@@ -11,9 +11,9 @@ use crate::yaml;
 /// The outcome of one document, or of settings next to its rules.
 #[derive(Debug, Serialize)]
 pub(super) struct ReportEntry {
-    /// Kind and name.
+    /// The kind and name of the object, or the setting.
     object: String,
-    /// Its location.
+    /// The location of the document or the setting.
     location: String,
     outcome: DocumentOutcome,
     /// The equivalent objects.
@@ -28,7 +28,7 @@ pub(super) struct ReportEntry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum DocumentOutcome {
-    /// It is already native, or of the Gateway API.
+    /// The document is already native, or of the Gateway API.
     Native,
     /// Converted to equivalent objects.
     Rewritten,
@@ -36,7 +36,7 @@ enum DocumentOutcome {
     Changed,
     /// No remaining object references it.
     NotNeeded,
-    /// It stays unchanged, and Leno reads it.
+    /// The document stays unchanged, and Leno reads it.
     Unchanged,
     /// Dropped without an equivalent.
     Dropped,
@@ -60,28 +60,28 @@ impl MigrationReport {
                 reasons,
                 widens: false,
             };
-            let names =
+            let object_names =
                 |objects: &[serde_json::Value]| objects.iter().map(yaml::object_name).collect();
-            let reasons_of = |reason: &str| vec![reason.to_owned()];
+            let to_reasons = |reason: &str| vec![reason.to_owned()];
             entries.push(match result {
                 RewriteResult::Native => entry(DocumentOutcome::Native, Vec::new(), Vec::new()),
                 RewriteResult::Rewritten(objects) => {
-                    entry(DocumentOutcome::Rewritten, names(objects), Vec::new())
+                    entry(DocumentOutcome::Rewritten, object_names(objects), Vec::new())
                 }
                 RewriteResult::Changed(objects, differences) => {
                     let differences =
                         differences.iter().map(|difference| (*difference).to_owned()).collect();
-                    entry(DocumentOutcome::Changed, names(objects), differences)
+                    entry(DocumentOutcome::Changed, object_names(objects), differences)
                 }
                 RewriteResult::NotNeeded(reason) => {
-                    entry(DocumentOutcome::NotNeeded, Vec::new(), reasons_of(reason))
+                    entry(DocumentOutcome::NotNeeded, Vec::new(), to_reasons(reason))
                 }
                 RewriteResult::Unchanged(reason) => {
-                    entry(DocumentOutcome::Unchanged, Vec::new(), reasons_of(reason))
+                    entry(DocumentOutcome::Unchanged, Vec::new(), to_reasons(reason))
                 }
                 RewriteResult::Dropped(reason) => ReportEntry {
                     widens: document.may_restrict_access(),
-                    ..entry(DocumentOutcome::Dropped, Vec::new(), reasons_of(reason))
+                    ..entry(DocumentOutcome::Dropped, Vec::new(), to_reasons(reason))
                 },
             });
             if let (DocumentContent::Settings { unsupported, .. }, RewriteResult::Rewritten(_)) =
@@ -97,7 +97,7 @@ impl MigrationReport {
         Self(entries)
     }
 
-    /// Adds findings outside documents.
+    /// Adds annotations and labels of other meshes that Leno ignores.
     pub(super) fn with_ignored(mut self, ignored: Vec<IgnoredSetting>) -> Self {
         self.0.extend(ignored.into_iter().map(|IgnoredSetting { object, location, reason }| {
             ReportEntry {
@@ -112,7 +112,7 @@ impl MigrationReport {
         self
     }
 
-    /// True if no foreign rule remains, and no rule is changed or dropped.
+    /// True if no rule of another mesh remains, and no rule is changed or dropped.
     pub(super) fn is_complete(&self) -> bool {
         let complete_outcomes =
             [DocumentOutcome::Native, DocumentOutcome::Rewritten, DocumentOutcome::NotNeeded];
@@ -183,7 +183,7 @@ impl fmt::Display for ReportEntry {
     }
 }
 
-/// A foreign setting outside documents that Leno ignores.
+/// An annotation or label of another mesh that Leno ignores.
 pub(super) struct IgnoredSetting {
     pub(super) object: String,
     pub(super) location: String,

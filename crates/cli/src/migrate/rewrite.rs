@@ -16,17 +16,17 @@ use super::{access, config_center, mesh_config, sermant, setting, split, yaml};
 
 /// The outcome of a document.
 pub(super) enum RewriteResult {
-    /// It is already native, or of the Gateway API.
+    /// The document is already native, or of the Gateway API.
     Native,
-    /// It is replaced by these equivalent objects.
+    /// These equivalent objects replace the document.
     Rewritten(Vec<Value>),
-    /// It is replaced by these objects, with the listed differences.
+    /// These objects replace the document, with the listed differences.
     Changed(Vec<Value>, Vec<&'static str>),
-    /// No remaining object references it, for this reason.
+    /// No remaining object references the document, for this reason.
     NotNeeded(&'static str),
-    /// It stays, as there is no equivalent, for this reason; Leno reads it.
+    /// The document stays, because it has no equivalent for this reason; Leno reads it.
     Unchanged(String),
-    /// It is dropped, for this reason: Leno does not read it.
+    /// The document is dropped for this reason: Leno does not read it.
     Dropped(String),
 }
 
@@ -77,9 +77,9 @@ fn convert_object(objects: &[&Object], object: &Object) -> RewriteResult {
             access::convert_target(objects, target).map(|object| vec![object])
         }
         Object::TrafficSplit(split) => split::convert_split(objects, split),
-        // Their content is part of the objects that reference them.
+        // The content of groups and routes is part of the objects that reference them.
         Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {
-            // Corrected below, for references from unconverted documents.
+            // `retain_referenced` and `drop_unreferenced` correct the result where other documents reference it.
             return RewriteResult::NotNeeded(
                 "its rules are part of the policies that referenced it, or no policy \
                 referenced it",
@@ -115,7 +115,7 @@ fn convert_object(objects: &[&Object], object: &Object) -> RewriteResult {
 /// Validates converted objects: if native kinds have narrower bounds, the original stays.
 fn validate_converted(objects: &[Value]) -> Result<(), String> {
     for object in objects {
-        let (_, rejected) = read_str("new", &yaml::write(object));
+        let (_, rejected) = read_str("new", &yaml::write_document(object));
         if let Some(rejection) = rejected.first() {
             let field = rejection.at.field.as_deref().unwrap_or_default();
             return Err(format!("{}: {field}: {}", yaml::object_name(object), rejection.problem));

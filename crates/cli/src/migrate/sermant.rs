@@ -9,7 +9,7 @@ use leno_model::{
 use serde_json::{Value, json};
 
 use self::native::{DecisionDifferences, convert_lanes, convert_rules};
-use self::write::{lane_rule, write_fallbacks, write_preference, write_rule};
+use self::write::{write_fallbacks, write_lane_rule, write_preference, write_rule};
 
 /// The equivalent objects, and their remaining differences.
 pub(super) struct NativeEquivalent {
@@ -32,7 +32,7 @@ pub(super) fn convert_item(
             (TagScope::Service(service, _), 2..) => format!("{}-{}", item.name.name, service.name),
             _ => item.name.name.as_str().to_owned(),
         };
-        let object = |kind: &str, spec: Value| {
+        let build_object = |kind: &str, spec: Value| {
             json!({
                 "apiVersion": "leno.dev/v1alpha1",
                 "kind": kind,
@@ -42,12 +42,13 @@ pub(super) fn convert_item(
         };
         let rules = convert_rules(rules, &mut differences)?;
         if !rules.is_empty() {
-            converted.push(object("TagRoute", tag_route(scope, &rules)?));
+            converted.push(build_object("TagRoute", write_tag_route(scope, &rules)?));
         }
         let lanes = convert_lanes(lanes, &mut differences)?;
         if let (TagScope::Service(ServiceName { name, .. }, _), false) = (scope, lanes.is_empty()) {
-            let rules: Result<Vec<Value>, String> = lanes.iter().map(lane_rule).collect();
-            converted.push(object("Lane", json!({"service": name.as_str(), "rules": rules?})));
+            let rules: Result<Vec<Value>, String> = lanes.iter().map(write_lane_rule).collect();
+            converted
+                .push(build_object("Lane", json!({"service": name.as_str(), "rules": rules?})));
         }
     }
     if converted.is_empty() {
@@ -56,7 +57,7 @@ pub(super) fn convert_item(
     Ok(NativeEquivalent { objects: converted, differences: differences.into_sentences() })
 }
 
-fn tag_route(scope: &TagScope, tag_rules: &TagRules) -> Result<Value, String> {
+fn write_tag_route(scope: &TagScope, tag_rules: &TagRules) -> Result<Value, String> {
     let mut spec = match scope {
         TagScope::Service(service, None) => json!({"service": service.name.as_str()}),
         TagScope::Service(service, Some(port)) => {
@@ -70,9 +71,9 @@ fn tag_route(scope: &TagScope, tag_rules: &TagRules) -> Result<Value, String> {
         spec["fallbackPolicy"] = write_fallbacks(&tag_rules.fallback_policy);
         spec["rules"] = rules?.into();
     }
-    if !tag_rules.by_caller.is_empty() {
+    if !tag_rules.caller_rules.is_empty() {
         let preferences: Result<Vec<Value>, String> =
-            tag_rules.by_caller.iter().map(write_preference).collect();
+            tag_rules.caller_rules.iter().map(write_preference).collect();
         spec["preferSameTag"] = preferences?.into();
     }
     Ok(spec)
@@ -86,7 +87,7 @@ fn find_conflict(objects: &[&Object], item: &SermantRouteRule, scope: &TagScope)
     let (mut by_request, mut by_caller) = (false, false);
     for (_, SermantRules { rules, .. }) in rules {
         by_request |= !rules.rules.is_empty();
-        by_caller |= !rules.by_caller.is_empty();
+        by_caller |= !rules.caller_rules.is_empty();
     }
     let matches_scope = |other_scope: &TagScope| match (other_scope, scope) {
         (TagScope::Service(other, _), TagScope::Service(service, _)) => other == service,
@@ -103,7 +104,7 @@ fn find_conflict(objects: &[&Object], item: &SermantRouteRule, scope: &TagScope)
                 if matches_scope(other_scope) =>
             {
                 let is_conflict = by_request && !rules.rules.is_empty()
-                    || by_caller && !rules.by_caller.is_empty();
+                    || by_caller && !rules.caller_rules.is_empty();
                 is_conflict
                     .then_some("now it takes precedence, and after conversion both would apply")
             }

@@ -69,7 +69,7 @@ fn convert_limits(
     breaker: &CircuitBreaker,
     limits: &RateLimits,
 ) -> Result<Vec<Value>, String> {
-    let existing = objects.iter().find(|object| match object {
+    let conflict = objects.iter().find(|object| match object {
         Object::ServicePolicy(other) => {
             let native_kinds = [ServicePolicyKind::CircuitBreaker, ServicePolicyKind::RateLimit];
             native_kinds.contains(&other.name.kind)
@@ -78,8 +78,8 @@ fn convert_limits(
         }
         _ => false,
     });
-    if let Some(existing) = existing {
-        return Err(format!("a {} exists already", existing.object_key()));
+    if let Some(conflict) = conflict {
+        return Err(format!("a {} exists already", conflict.object_key()));
     }
     if limits.global.is_some() {
         let reason = "it uses a rate limit service: write it as `global` of a RateLimit manually";
@@ -106,15 +106,16 @@ fn convert_limits(
     };
     let mut objects = Vec::new();
     if *breaker != CircuitBreaker::default() {
-        objects.push(object(ServicePolicyKind::CircuitBreaker, circuit_breaker_spec(breaker)?));
+        objects
+            .push(object(ServicePolicyKind::CircuitBreaker, build_circuit_breaker_spec(breaker)?));
     }
     if !limits.is_empty() {
-        objects.push(object(ServicePolicyKind::RateLimit, rate_limit_spec(limits)?));
+        objects.push(object(ServicePolicyKind::RateLimit, build_rate_limit_spec(limits)?));
     }
     Ok(objects)
 }
 
-fn circuit_breaker_spec(breaker: &CircuitBreaker) -> Result<Map<String, Value>, String> {
+fn build_circuit_breaker_spec(breaker: &CircuitBreaker) -> Result<Map<String, Value>, String> {
     let mut spec = Map::new();
     let mut limits = Map::new();
     for (key, limit, minimum) in [
@@ -138,7 +139,7 @@ fn circuit_breaker_spec(breaker: &CircuitBreaker) -> Result<Map<String, Value>, 
         spec.insert("connectTimeout".to_owned(), json!(format_exact_time(timeout)?));
     }
     if let Some(trip) = &breaker.trip {
-        spec.insert("trip".to_owned(), Value::Object(trip_spec(trip)?));
+        spec.insert("trip".to_owned(), Value::Object(build_trip_spec(trip)?));
         let FixedResponse { status, body, .. } = &breaker.response;
         let mut response = Map::new();
         if let Some(status) = status {
@@ -157,21 +158,21 @@ fn circuit_breaker_spec(breaker: &CircuitBreaker) -> Result<Map<String, Value>, 
     Ok(spec)
 }
 
-fn trip_spec(trip: &TripConditions) -> Result<Map<String, Value>, String> {
+fn build_trip_spec(trip: &TripConditions) -> Result<Map<String, Value>, String> {
     let mut spec = Map::new();
     spec.insert("failures".to_owned(), json!(["connect", "timeout", "reset", "5xx"]));
     spec.insert("window".to_owned(), json!(format_exact_time(trip.window)?));
     spec.insert("buckets".to_owned(), json!(trip.buckets));
     spec.insert("minimumRequests".to_owned(), json!(trip.requests_min));
-    if let Some(percent) = whole_percent(trip.failed)? {
+    if let Some(percent) = to_whole_percent(trip.failure_threshold)? {
         spec.insert("percent".to_owned(), json!(percent));
     }
     if let Some(slow) = trip.slow {
-        let percent =
-            whole_percent(slow.too_many)?.ok_or("a ratio of slow requests without a percentage")?;
+        let percent = to_whole_percent(slow.threshold)?
+            .ok_or("a ratio of slow requests without a percentage")?;
         spec.insert(
             "slow".to_owned(),
-            json!({"threshold": format_exact_time(slow.threshold)?, "percent": percent}),
+            json!({"threshold": format_exact_time(slow.min_duration)?, "percent": percent}),
         );
     }
     spec.insert("openDuration".to_owned(), json!(format_exact_time(trip.open_duration)?));
@@ -180,26 +181,26 @@ fn trip_spec(trip: &TripConditions) -> Result<Map<String, Value>, String> {
 }
 
 /// Converts a ratio to whole percent.
-fn whole_percent(threshold: FailureThreshold) -> Result<Option<u32>, String> {
+fn to_whole_percent(threshold: FailureThreshold) -> Result<Option<u32>, String> {
     match threshold {
-        FailureThreshold { number: Some(_), .. } => {
+        FailureThreshold { count: Some(_), .. } => {
             Err("a circuit opens at a number of failures, natively only at a percentage".to_owned())
         }
-        FailureThreshold { share_ppm: Some(ppm), number: None } if ppm % 10_000 != 0 => {
+        FailureThreshold { share_ppm: Some(ppm), count: None } if ppm % 10_000 != 0 => {
             Err("a ratio is not a whole percentage".to_owned())
         }
-        FailureThreshold { share_ppm, number: None } => Ok(share_ppm.map(|ppm| ppm / 10_000)),
+        FailureThreshold { share_ppm, count: None } => Ok(share_ppm.map(|ppm| ppm / 10_000)),
     }
 }
 
-fn rate_limit_spec(limits: &RateLimits) -> Result<Map<String, Value>, String> {
+fn build_rate_limit_spec(limits: &RateLimits) -> Result<Map<String, Value>, String> {
     let mut spec = Map::new();
     if let Some(rate) = limits.connections {
-        spec.insert("connections".to_owned(), Value::Object(rate_spec(rate, "count")?));
+        spec.insert("connections".to_owned(), Value::Object(build_rate_spec(rate, "count")?));
     }
     let mut rules = Vec::new();
     for rule in &limits.rules {
-        rules.push(Value::Object(rate_rule_spec(rule)?));
+        rules.push(Value::Object(build_rate_rule_spec(rule)?));
     }
     if !rules.is_empty() {
         spec.insert("rules".to_owned(), Value::Array(rules));
@@ -207,7 +208,7 @@ fn rate_limit_spec(limits: &RateLimits) -> Result<Map<String, Value>, String> {
     Ok(spec)
 }
 
-fn rate_rule_spec(rule: &RateRule) -> Result<Map<String, Value>, String> {
+fn build_rate_rule_spec(rule: &RateRule) -> Result<Map<String, Value>, String> {
     let mut spec = Map::new();
     let mut matches = Vec::new();
     for request in &rule.requests {
@@ -220,7 +221,7 @@ fn rate_rule_spec(rule: &RateRule) -> Result<Map<String, Value>, String> {
         spec.insert("matches".to_owned(), Value::Array(matches));
     }
     debug_assert_eq!(rule.key, RateLimitKey::Nothing, "the schema has one bucket for all");
-    spec.extend(rate_spec(rule.rate, "requests")?);
+    spec.extend(build_rate_spec(rule.rate, "requests")?);
     if rule.stop {
         spec.insert("stop".to_owned(), json!(true));
     }
@@ -243,7 +244,7 @@ fn rate_rule_spec(rule: &RateRule) -> Result<Map<String, Value>, String> {
     Ok(spec)
 }
 
-fn rate_spec(rate: Rate, key: &str) -> Result<Map<String, Value>, String> {
+fn build_rate_spec(rate: Rate, key: &str) -> Result<Map<String, Value>, String> {
     let mut spec = Map::new();
     spec.insert(key.to_owned(), json!(rate.count));
     spec.insert("per".to_owned(), json!(format_exact_time(rate.time)?));

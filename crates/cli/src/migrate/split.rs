@@ -5,7 +5,7 @@ use leno_model::{
 };
 use serde_json::{Value, json};
 
-use super::native_values::route_matches;
+use super::native_values::write_route_matches;
 
 /// Converts to routes, one per port of the root service, or returns the reason why their meaning would differ.
 pub(super) fn convert_split(
@@ -41,12 +41,19 @@ pub(super) fn convert_split(
             _ => format!("{}-{}", split.name.name, port.port),
         };
         if port.protocol != Some(Protocol::Tcp) {
-            routes.push(http_route(objects, split, &name, port)?);
+            routes.push(build_http_route(objects, split, &name, port)?);
         }
         // Matches do not apply to ports without HTTP requests.
         if split.groups.is_none() {
-            let rule = json!({"backendRefs": weighted_backends(split, port.port)});
-            routes.push(route_object("TCPRoute", "v1alpha2", split, &name, port, json!([rule])));
+            let rule = json!({"backendRefs": build_backends(split, port.port)});
+            routes.push(build_route_object(
+                "TCPRoute",
+                "v1alpha2",
+                split,
+                &name,
+                port,
+                json!([rule]),
+            ));
         }
     }
     Ok(routes)
@@ -57,11 +64,11 @@ fn reject_conflicts(objects: &[&Object], split: &TrafficSplit) -> Result<(), Str
     let root = &split.root.service;
     let targets_root =
         |parents: &[RouteParent]| parents.iter().any(|parent| parent.service == *root);
-    let names: &ServiceName = root;
+    let root_name: &ServiceName = root;
     for object in objects {
         let (is_conflict, key) = match object {
             Object::TrafficSplit(other) => {
-                (other.root.service == *names && other.name != split.name, object.object_key())
+                (other.root.service == *root_name && other.name != split.name, object.object_key())
             }
             Object::HttpRoute(route) | Object::GrpcRoute(route) => {
                 (targets_root(&route.parents), object.object_key())
@@ -70,12 +77,12 @@ fn reject_conflicts(objects: &[&Object], split: &TrafficSplit) -> Result<(), Str
             Object::GatewayTcpRoute(route) => (targets_root(&route.parents), object.object_key()),
             _ => continue,
         };
-        let same_name = matches!(
+        let has_same_name = matches!(
             object,
             Object::HttpRoute(route) if route.name.namespace == split.name.namespace
                 && route.name.name.as_str().starts_with(split.name.name.as_str())
         );
-        if is_conflict || same_name {
+        if is_conflict || has_same_name {
             return Err(format!(
                 "{key} is for the same service, or has the same name: merge the two"
             ));
@@ -85,16 +92,16 @@ fn reject_conflicts(objects: &[&Object], split: &TrafficSplit) -> Result<(), Str
 }
 
 /// Returns the rule for matching requests, and one that routes the rest to the root's own endpoints.
-fn http_route(
+fn build_http_route(
     objects: &[&Object],
     split: &TrafficSplit,
     name: &str,
     port: &ServicePort,
 ) -> Result<Value, String> {
-    let backends = weighted_backends(split, port.port);
+    let backends = build_backends(split, port.port);
     let Some(groups) = &split.groups else {
         let rules = json!([{"backendRefs": backends}]);
-        return Ok(route_object("HTTPRoute", "v1", split, name, port, rules));
+        return Ok(build_route_object("HTTPRoute", "v1", split, name, port, rules));
     };
     let mut matches: Vec<Value> = Vec::new();
     for group_name in groups {
@@ -104,7 +111,7 @@ fn http_route(
         });
         let group = group.ok_or_else(|| format!("no HTTPRouteGroup {group_name}"))?;
         matches.extend(
-            group.matches.iter().flat_map(|named_match| route_matches(&named_match.request)),
+            group.matches.iter().flat_map(|named_match| write_route_matches(&named_match.request)),
         );
     }
     if matches.is_empty() || matches.len() > MAX_MATCHES {
@@ -113,10 +120,10 @@ fn http_route(
     let root_backend = json!({"name": split.root.service.name.as_str(), "port": port.port});
     let rules =
         json!([{"matches": matches, "backendRefs": backends}, {"backendRefs": [root_backend]}]);
-    Ok(route_object("HTTPRoute", "v1", split, name, port, rules))
+    Ok(build_route_object("HTTPRoute", "v1", split, name, port, rules))
 }
 
-fn route_object(
+fn build_route_object(
     kind: &str,
     version: &str,
     split: &TrafficSplit,
@@ -135,12 +142,14 @@ fn route_object(
     })
 }
 
-fn weighted_backends(split: &TrafficSplit, port: u16) -> Vec<Value> {
+fn build_backends(split: &TrafficSplit, port: u16) -> Vec<Value> {
     let backend = |backend: &leno_model::SplitBackend| json!({"name": backend.service.name.as_str(), "port": port, "weight": backend.weight});
     split.backends.iter().map(backend).collect()
 }
 
-/// The limits of an `HTTPRoute`.
+/// The maximum number of backends in a rule of an `HTTPRoute`.
 const MAX_BACKENDS: usize = 16;
+/// The maximum number of matches in a rule of an `HTTPRoute`.
 const MAX_MATCHES: usize = 64;
+/// The maximum weight of a backend in an `HTTPRoute`.
 const MAX_WEIGHT: u32 = 1_000_000;

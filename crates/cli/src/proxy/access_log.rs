@@ -10,8 +10,8 @@ use leno_proxy::AccessLogSource;
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct AccessLogArgs {
     /// Access log on standard output; `mesh`: as in `spec.accessLog` of the MeshConfig
-    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = AccessLogFormat::Mesh)]
-    access_log: AccessLogFormat,
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = AccessLogMode::Mesh)]
+    access_log: AccessLogMode,
     /// Line format, with field names in braces [default: JSON]
     #[arg(long, value_name = "TEXT", value_parser = LogTemplate::parse)]
     access_log_template: Option<LogTemplate>,
@@ -20,9 +20,9 @@ pub(crate) struct AccessLogArgs {
     access_log_sampling: Option<Sampling>,
 }
 
-/// The access log format, as an option.
+/// The mode of the access log, as an option.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum AccessLogFormat {
+enum AccessLogMode {
     /// Use the MeshConfig
     #[default]
     Mesh,
@@ -32,7 +32,7 @@ enum AccessLogFormat {
     Json,
 }
 
-impl AccessLogFormat {
+impl AccessLogMode {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Mesh => "mesh",
@@ -46,11 +46,11 @@ impl AccessLogArgs {
     /// Returns the source of the settings; a template or a sampling share alone enables the log.
     pub(crate) fn source(&self) -> AccessLogSource {
         let (template, sampling) = (&self.access_log_template, self.access_log_sampling);
-        let is_configured = template.is_some() || sampling.is_some();
+        let has_overrides = template.is_some() || sampling.is_some();
         match self.access_log {
-            AccessLogFormat::Off => AccessLogSource::Own(None),
-            AccessLogFormat::Mesh if !is_configured => AccessLogSource::Mesh,
-            AccessLogFormat::Mesh | AccessLogFormat::Json => {
+            AccessLogMode::Off => AccessLogSource::Own(None),
+            AccessLogMode::Mesh if !has_overrides => AccessLogSource::Mesh,
+            AccessLogMode::Mesh | AccessLogMode::Json => {
                 AccessLogSource::Own(Some(AccessLog {
                     sampling: sampling.unwrap_or(Sampling::ALL),
                     errors: true,
@@ -68,8 +68,8 @@ impl AccessLogArgs {
         let template = template.map(|value| format!("--access-log-template={value}"));
         let sampling =
             self.access_log_sampling.map(|value| format!("--access-log-sampling={value}"));
-        let format = Some(format!("--access-log={}", self.access_log.as_str()));
-        [format, template, sampling].into_iter().flatten().map(OsString::from).collect()
+        let mode = Some(format!("--access-log={}", self.access_log.as_str()));
+        [mode, template, sampling].into_iter().flatten().map(OsString::from).collect()
     }
 }
 

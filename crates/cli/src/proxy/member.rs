@@ -12,7 +12,7 @@ use leno_identity::{
 use leno_model::{TrustDomain, WorkloadName};
 use leno_proxy::{AccountToken, Config, ControlAddress, TrustedRoots};
 
-use crate::data_directory::{HomeArgs, create_private};
+use crate::data_directory::{HomeArgs, create_private_directory};
 
 /// The identity of a proxy and its means of joining the mesh.
 #[derive(Debug, Args)]
@@ -35,8 +35,8 @@ pub(crate) struct MemberArgs {
     /// LENO_ROOTS]
     #[arg(long, value_name = "FILE", requires = "service_account_token")]
     roots: Option<PathBuf>,
-    #[arg(long, env = "LENO_ROOTS", hide = true)]
-    roots_text: Option<String>,
+    #[arg(long = "roots-text", env = "LENO_ROOTS", hide = true)]
+    roots_pem: Option<String>,
     /// Directory for the key, the certificate and the last good snapshot [default:
     /// ~/.local/state/leno/proxies/NAMESPACE/NAME]
     #[arg(long, value_name = "DIR")]
@@ -52,57 +52,57 @@ impl MemberArgs {
     /// Returns the proxy configuration from these options; all other settings have their defaults.
     pub(crate) fn build_config(self) -> anyhow::Result<Config> {
         let workload = self.workload;
-        let state = match self.state {
+        let state_directory = match self.state {
             Some(path) => path,
             None => {
                 let proxies = self.home.state_directory()?.join("proxies");
                 proxies.join(workload.namespace.as_str()).join(workload.name.as_str())
             }
         };
-        create_private(&state)?;
-        let account_token = match self.service_account_token {
+        create_private_directory(&state_directory)?;
+        let service_account_token = match self.service_account_token {
             Some(file) => {
-                let roots = trusted_roots(self.roots, self.roots_text.as_deref())?;
+                let roots = trusted_roots(self.roots, self.roots_pem.as_deref())?;
                 Some(AccountToken { file, roots })
             }
             None => None,
         };
-        let mesh = SavedMesh::load(&state, self.token_file.as_deref(), &workload)?;
-        let trust_domain = self.trust_domain.or(mesh.trust_domain).with_context(|| {
-            let problem = mesh.problem.as_ref();
-            let problem = problem.map(|error| format!(" ({error})")).unwrap_or_default();
+        let defaults = MeshDefaults::load(&state_directory, self.token_file.as_deref(), &workload)?;
+        let trust_domain = self.trust_domain.or(defaults.trust_domain).with_context(|| {
+            let credential_error = defaults.credential_error.as_ref();
+            let credential_error = credential_error.map(|error| format!(" ({error})")).unwrap_or_default();
             format!(
-                "{workload} has no usable certificate in {}{problem} and no token file: create one with \
+                "{workload} has no usable certificate in {}{credential_error} and no token file: create one with \
                  `leno token {workload} --out FILE` and pass --token-file FILE, or pass \
                  --trust-domain with --service-account-token",
-                state.display()
+                state_directory.display()
             )
         })?;
-        let control = match self.control.is_empty() {
+        let control_addresses = match self.control.is_empty() {
             false => self.control,
-            true => mesh.control,
+            true => defaults.control_addresses,
         };
-        if control.is_empty() {
+        if control_addresses.is_empty() {
             bail!(
                 "{workload} has no control plane address, and would run only until its certificate \
                  expires: pass --control ADDRESS"
             );
         }
-        save_addresses(&state, &control)?;
-        let mut config = Config::for_sidecar(workload, trust_domain, state);
-        config.control = control;
+        save_addresses(&state_directory, &control_addresses)?;
+        let mut config = Config::for_sidecar(workload, trust_domain, state_directory);
+        config.control = control_addresses;
         config.token_file = self.token_file;
-        config.account_token = account_token;
+        config.account_token = service_account_token;
         Ok(config)
     }
 }
 
 /// Returns the roots to trust before the proxy has a certificate.
-fn trusted_roots(file: Option<PathBuf>, text: Option<&str>) -> anyhow::Result<TrustedRoots> {
-    match (file, text) {
+fn trusted_roots(file: Option<PathBuf>, pem: Option<&str>) -> anyhow::Result<TrustedRoots> {
+    match (file, pem) {
         (Some(file), _) => Ok(TrustedRoots::File(file)),
-        (None, Some(text)) => {
-            let roots = Roots::from_pem(text);
+        (None, Some(pem)) => {
+            let roots = Roots::from_pem(pem);
             Ok(TrustedRoots::Known(roots.context("LENO_ROOTS is invalid")?))
         }
         (None, None) => bail!(
@@ -112,68 +112,78 @@ fn trusted_roots(file: Option<PathBuf>, text: Option<&str>) -> anyhow::Result<Tr
     }
 }
 
-/// Facts about the mesh from the last run or the token file.
+/// The mesh of the last run or of the token file, for options that are not set.
 #[derive(Debug, Default)]
-struct SavedMesh {
+struct MeshDefaults {
     /// The reason why the certificate of the last run cannot be used.
-    problem: Option<CredentialError>,
+    credential_error: Option<CredentialError>,
     trust_domain: Option<TrustDomain>,
-    control: Vec<ControlAddress>,
+    control_addresses: Vec<ControlAddress>,
 }
 
-impl SavedMesh {
-    /// Reads the certificate of the last run while it is valid, otherwise the token file. Either may list
-    /// control planes that the other lacks.
+impl MeshDefaults {
+    /// Takes the trust domain from the certificate of the last run while it is valid, otherwise from the token
+    /// file. The control planes are those of the token file if there is no valid certificate, otherwise those of
+    /// the last run, or of the token file if none are saved.
     fn load(
-        state: &Path,
+        state_directory: &Path,
         token_file: Option<&Path>,
         workload: &WorkloadName,
     ) -> anyhow::Result<Self> {
-        let (credential, problem) = match Credential::load(state) {
+        let (credential, credential_error) = match Credential::load(state_directory) {
             Ok(credential) => (credential, None),
             Err(error) => (None, Some(error)),
         };
         let credential = credential.filter(|credential| {
             credential.workload() == Some(workload) && !credential.is_expired(SystemTime::now())
         });
-        let text = read_saved_addresses(&state.join(CONTROL_FILE)).unwrap_or_else(|error| {
-            tracing::warn!(%error, "the control planes of the last run are unknown");
-            String::new()
-        });
-        let saved_control: Vec<ControlAddress> =
-            text.lines().filter_map(|line| line.parse().ok()).collect();
-        let mut mesh = match (credential, token_file) {
+        let saved_text =
+            read_saved_addresses(&state_directory.join(CONTROL_FILE)).unwrap_or_else(|error| {
+                tracing::warn!(%error, "the control planes of the last run are unknown");
+                String::new()
+            });
+        let saved_addresses: Vec<ControlAddress> =
+            saved_text.lines().filter_map(|line| line.parse().ok()).collect();
+        let mut defaults = match (credential, token_file) {
             (Some(credential), _) => {
                 let trust_domain = Some(credential.id().trust_domain.clone());
                 Self { trust_domain, ..Self::default() }
             }
             (None, Some(path)) => {
                 let bundle = JoinBundle::load(path).context("cannot use the token file")?;
-                let control = bundle.control.into_iter().map(ControlAddress::from).collect();
-                Self { trust_domain: Some(bundle.trust_domain), control, ..Self::default() }
+                let control_addresses =
+                    bundle.control_addresses.into_iter().map(ControlAddress::from).collect();
+                Self {
+                    trust_domain: Some(bundle.trust_domain),
+                    control_addresses,
+                    ..Self::default()
+                }
             }
             (None, None) => Self::default(),
         };
-        mesh.problem = problem;
-        if mesh.control.is_empty() {
-            mesh.control = saved_control;
+        defaults.credential_error = credential_error;
+        if defaults.control_addresses.is_empty() {
+            defaults.control_addresses = saved_addresses;
         }
-        if mesh.control.is_empty()
+        if defaults.control_addresses.is_empty()
             && let Some(path) = token_file
         {
             let bundle = JoinBundle::load(path).ok();
-            let control = bundle.into_iter().flat_map(|bundle| bundle.control);
-            mesh.control.extend(control.map(ControlAddress::from));
+            let control_addresses = bundle.into_iter().flat_map(|bundle| bundle.control_addresses);
+            defaults.control_addresses.extend(control_addresses.map(ControlAddress::from));
         }
-        Ok(mesh)
+        Ok(defaults)
     }
 }
 
 /// Saves the control planes in use for the next run: the token file is deleted after the first run, so the
 /// addresses need not be repeated.
-fn save_addresses(state: &Path, control: &[ControlAddress]) -> anyhow::Result<()> {
-    let path = state.join(CONTROL_FILE);
-    let text: String = control.iter().map(|address| format!("{address}\n")).collect();
+fn save_addresses(
+    state_directory: &Path,
+    control_addresses: &[ControlAddress],
+) -> anyhow::Result<()> {
+    let path = state_directory.join(CONTROL_FILE);
+    let text: String = control_addresses.iter().map(|address| format!("{address}\n")).collect();
     if read_saved_addresses(&path).is_ok_and(|saved| saved == text) {
         return Ok(());
     }
@@ -185,8 +195,9 @@ fn read_saved_addresses(path: &Path) -> io::Result<String> {
     Ok(read_regular_text(path, FileOrigin::Leno, MAX_CONTROL_BYTES)?.unwrap_or_default())
 }
 
+/// The file with the addresses of control planes in the state directory.
 const CONTROL_FILE: &str = "control";
-/// The maximum size of the file with the addresses, enough for hundreds of them.
+/// The maximum size of the file with the addresses, in bytes; enough for hundreds of addresses.
 const MAX_CONTROL_BYTES: u64 = 64 << 10;
 
 #[cfg(test)]
@@ -229,15 +240,16 @@ mod tests {
     fn the_addresses_of_control_planes_are_saved() {
         let scratch = tempfile::tempdir().unwrap();
         let workload: WorkloadName = "shop/cart-1".parse().unwrap();
-        let saved = || SavedMesh::load(scratch.path(), None, &workload).unwrap().control;
+        let saved =
+            || MeshDefaults::load(scratch.path(), None, &workload).unwrap().control_addresses;
         assert_eq!(saved(), []);
         for addresses in
             [vec!["192.0.2.1:15010", "[2001:db8::1]:15010"], vec!["leno-control.leno-system.svc:1"]]
         {
-            let control: Vec<ControlAddress> =
+            let control_addresses: Vec<ControlAddress> =
                 addresses.iter().map(|address| address.parse().unwrap()).collect();
-            save_addresses(scratch.path(), &control).unwrap();
-            assert_eq!(saved(), control);
+            save_addresses(scratch.path(), &control_addresses).unwrap();
+            assert_eq!(saved(), control_addresses);
         }
     }
 }

@@ -50,7 +50,7 @@ pub(crate) struct SupervisorOrder {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum PortStateOrder {
-    /// Connections are forwarded to it.
+    /// Connections are forwarded to the port.
     #[default]
     Open,
     /// The application is starting.
@@ -90,12 +90,13 @@ impl SidecarReport {
 /// and end with its supervisor.
 pub(crate) const SUPERVISOR_OPTION: &str = "--supervisor";
 
-/// The parts of a sidecar that reports are made from.
+/// The parts of a sidecar that its reports describe, and that orders change.
 pub(super) struct ReportSources<F> {
     pub(super) listeners: watch::Receiver<Option<Arc<ListenerStates>>>,
     pub(super) admin: SocketAddr,
+    /// Returns the number of requests in progress.
     pub(super) in_flight: F,
-    /// The ports that orders refer to.
+    /// The application's ports, to which orders refer.
     pub(super) application: ApplicationPorts,
 }
 
@@ -124,7 +125,7 @@ async fn report_changes<F: Fn() -> u64>(
         Some((order_reader, report_writer)) => (Some(order_reader), Some(report_writer)),
         None => (None, None),
     };
-    let (count_sender, mut count_requests) = watch::channel(false);
+    let (count_sender, mut count_receiver) = watch::channel(false);
     let execution = execute_orders(order_reader, &sources.application, &count_sender);
     tokio::pin!(execution);
     let mut tick = interval(COUNT_INTERVAL);
@@ -132,7 +133,7 @@ async fn report_changes<F: Fn() -> u64>(
     let (mut logged_states, mut last_report) = (None, None);
     loop {
         let listeners = sources.listeners.borrow_and_update().clone();
-        let in_flight = count_requests.borrow_and_update().then(&sources.in_flight);
+        let in_flight = count_receiver.borrow_and_update().then(&sources.in_flight);
         if let Some(states) = listeners {
             if logged_states.as_ref() != Some(&states) {
                 for (name, address) in &states.open {
@@ -159,7 +160,7 @@ async fn report_changes<F: Fn() -> u64>(
         }
         tokio::select! {
             Ok(()) = sources.listeners.changed() => {}
-            Ok(()) = count_requests.changed() => {}
+            Ok(()) = count_receiver.changed() => {}
             _ = tick.tick(), if in_flight.is_some() => {}
             never = &mut execution => match never {},
         }

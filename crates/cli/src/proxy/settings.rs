@@ -22,7 +22,7 @@ pub(crate) struct SettingArgs {
     inbound: IpAddr,
     /// Address of the HTTP proxy for the application, or `off`
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
-    http_proxy: MaybeAddress,
+    http_proxy: OptionalAddress,
     /// Address in the workload's network namespace, from which nftables redirects connections to this sidecar
     /// (ports 15001 outbound, 15003 inbound, 53 DNS); requires root
     #[arg(long, value_name = "IP", conflicts_with_all = ["inbound", "http_proxy"])]
@@ -134,8 +134,8 @@ impl ServingArgs {
             ExpiryPolicy::Fail => OnExpiry::Fail,
         };
         self.limits.apply(&mut config.limits);
-        let drain = self.drain_timeout.unwrap_or(config.limits.drain_timeout);
-        config.limits.drain_timeout = drain;
+        let drain_timeout = self.drain_timeout.unwrap_or(config.limits.drain_timeout);
+        config.limits.drain_timeout = drain_timeout;
     }
 }
 
@@ -150,9 +150,9 @@ enum ExpiryPolicy {
 
 /// An address, or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct MaybeAddress(Option<SocketAddr>);
+struct OptionalAddress(Option<SocketAddr>);
 
-impl FromStr for MaybeAddress {
+impl FromStr for OptionalAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {

@@ -28,17 +28,18 @@ use super::rules::{NetfilterHook, NftChain, NftMatch, NftRule, NftVerdict, PRIOR
 /// Replaces Leno's table in one transaction.
 ///
 /// # Errors
-/// If the kernel rejects it; the previous rules stay in force.
+/// If the kernel rejects the table; the previous rules stay active.
 pub(super) fn replace_table(chains: &[NftChain]) -> anyhow::Result<()> {
     let mut requests = vec![
         // Creates the table if absent, so that the deletion succeeds.
-        ("the table", NfTablesMessage::NewTable(table_message())),
-        ("the old table", NfTablesMessage::DeleteTable(table_message())),
-        ("the table", NfTablesMessage::NewTable(table_message())),
+        ("the table", NfTablesMessage::NewTable(build_table_message())),
+        ("the old table", NfTablesMessage::DeleteTable(build_table_message())),
+        ("the table", NfTablesMessage::NewTable(build_table_message())),
     ];
     for chain in chains {
-        requests.push(("a chain", NfTablesMessage::NewChain(chain_message(chain.hook))));
-        let rule = |rule| ("a rule", NfTablesMessage::NewRule(rule_message(chain.hook, rule)));
+        requests.push(("a chain", NfTablesMessage::NewChain(build_chain_message(chain.hook))));
+        let rule =
+            |rule| ("a rule", NfTablesMessage::NewRule(build_rule_message(chain.hook, rule)));
         requests.extend(chain.rules.iter().map(rule));
     }
     send_batch(&requests)
@@ -50,16 +51,16 @@ fn send_batch(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
         Socket::new(NETLINK_NETFILTER).context("cannot communicate with the kernel")?;
     socket.bind_auto().context("cannot communicate with the kernel")?;
     let mut batch = Vec::new();
-    append_message(&mut batch, 0, control_message(ControlMessage::BatchBegin), NLM_F_REQUEST);
+    append_message(&mut batch, 0, build_control_message(ControlMessage::BatchBegin), NLM_F_REQUEST);
     let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND;
     for (sequence, (_, request)) in (1..).zip(requests) {
         let header = NetfilterHeader::new(NetfilterProtoFamily::Inet, 0, 0);
         append_message(&mut batch, sequence, NetfilterMessage::new(header, request.clone()), flags);
     }
-    append_message(&mut batch, 0, control_message(ControlMessage::BatchEnd), NLM_F_REQUEST);
-    let sent = socket.send(&batch, 0).context("cannot communicate with the kernel")?;
-    if sent != batch.len() {
-        bail!("the kernel accepted {sent} of {} bytes", batch.len());
+    append_message(&mut batch, 0, build_control_message(ControlMessage::BatchEnd), NLM_F_REQUEST);
+    let sent_bytes = socket.send(&batch, 0).context("cannot communicate with the kernel")?;
+    if sent_bytes != batch.len() {
+        bail!("the kernel accepted {sent_bytes} of {} bytes", batch.len());
     }
     let mut acknowledged = 0;
     while acknowledged < requests.len() {
@@ -70,7 +71,7 @@ fn send_batch(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
                 continue;
             };
             let request = usize::try_from(reply.sequence).ok();
-            let request = request.and_then(|number| requests.get(number.checked_sub(1)?));
+            let request = request.and_then(|sequence| requests.get(sequence.checked_sub(1)?));
             let description = request.map_or("the transaction", |(description, _)| description);
             return Err(add_hint(error).context(format!("the kernel rejected {description}")));
         }
@@ -131,17 +132,17 @@ fn append_message(batch: &mut Vec<u8>, sequence: u32, message: NetfilterMessage,
 
 /// Returns the begin or end message of an nf_tables batch, with the subsystem number in the header
 /// (`NFNL_SUBSYS_NFTABLES`).
-fn control_message(message: ControlMessage) -> NetfilterMessage {
+fn build_control_message(message: ControlMessage) -> NetfilterMessage {
     const NFTABLES: u16 = 10;
     let header = NetfilterHeader::new(NetfilterProtoFamily::Unspec, 0, NFTABLES);
     NetfilterMessage::new(header, NetfilterMessageInner::None(message))
 }
 
-fn table_message() -> TableMessage {
+fn build_table_message() -> TableMessage {
     TableMessage { attributes: vec![TableAttribute::Name(TABLE.to_owned())] }
 }
 
-fn chain_message(hook: NetfilterHook) -> ChainMessage {
+fn build_chain_message(hook: NetfilterHook) -> ChainMessage {
     let number = match hook {
         NetfilterHook::Output => InetHookNumber::LocalOut,
         NetfilterHook::Prerouting => InetHookNumber::PreRouting,
@@ -159,9 +160,12 @@ fn chain_message(hook: NetfilterHook) -> ChainMessage {
     }
 }
 
-fn rule_message(hook: NetfilterHook, rule: &NftRule) -> RuleMessage {
-    let expressions =
-        rule.matches.iter().flat_map(match_expressions).chain(verdict_expressions(rule.verdict));
+fn build_rule_message(hook: NetfilterHook, rule: &NftRule) -> RuleMessage {
+    let expressions = rule
+        .matches
+        .iter()
+        .flat_map(build_match_expressions)
+        .chain(build_verdict_expressions(rule.verdict));
     let expressions: Vec<ListAttribute<ExpressionAttribute>> =
         expressions.map(ListAttribute::from).collect();
     RuleMessage {
@@ -174,7 +178,7 @@ fn rule_message(hook: NetfilterHook, rule: &NftRule) -> RuleMessage {
 }
 
 /// Translates a match to nf_tables expressions: load a register, compare it.
-fn match_expressions(condition: &NftMatch) -> Vec<Expressions> {
+fn build_match_expressions(condition: &NftMatch) -> Vec<Expressions> {
     match condition {
         NftMatch::Uid(uid) => {
             vec![load_meta(MetaKey::SocketUserId), compare_register(uid.to_ne_bytes().to_vec())]
@@ -185,11 +189,11 @@ fn match_expressions(condition: &NftMatch) -> Vec<Expressions> {
         NftMatch::InputInterface(name) => {
             vec![load_meta(MetaKey::Iifname), compare_register(pad_interface(name))]
         }
-        NftMatch::Tcp => vec![load_meta(MetaKey::L4Proto), compare_register(vec![TCP])],
-        NftMatch::TcpPort(port) => port_expressions(TCP, *port),
-        NftMatch::UdpPort(port) => port_expressions(UDP, *port),
+        NftMatch::Tcp => vec![load_meta(MetaKey::L4Proto), compare_register(vec![IPPROTO_TCP])],
+        NftMatch::TcpPort(port) => build_port_expressions(IPPROTO_TCP, *port),
+        NftMatch::UdpPort(port) => build_port_expressions(IPPROTO_UDP, *port),
         NftMatch::DestinationRange(range) => {
-            let (family, offset, first) = match range.first() {
+            let (family, offset, first) = match range.first_address() {
                 IpAddr::V4(first) => (NFPROTO_IPV4, 16, first.octets().to_vec()),
                 IpAddr::V6(first) => (NFPROTO_IPV6, 24, first.octets().to_vec()),
             };
@@ -205,7 +209,7 @@ fn match_expressions(condition: &NftMatch) -> Vec<Expressions> {
     }
 }
 
-fn port_expressions(protocol: u8, port: u16) -> Vec<Expressions> {
+fn build_port_expressions(protocol: u8, port: u16) -> Vec<Expressions> {
     vec![
         load_meta(MetaKey::L4Proto),
         compare_register(vec![protocol]),
@@ -214,7 +218,7 @@ fn port_expressions(protocol: u8, port: u16) -> Vec<Expressions> {
     ]
 }
 
-fn verdict_expressions(verdict: NftVerdict) -> Vec<Expressions> {
+fn build_verdict_expressions(verdict: NftVerdict) -> Vec<Expressions> {
     match verdict {
         NftVerdict::Return => vec![Expressions::Immediate(vec![
             Immediate::DestinationRegister(Register::Verdict),
@@ -278,9 +282,9 @@ fn pad_interface(name: &str) -> Vec<u8> {
 }
 
 /// `IPPROTO_TCP`.
-const TCP: u8 = 6;
+const IPPROTO_TCP: u8 = 6;
 /// `IPPROTO_UDP`.
-const UDP: u8 = 17;
+const IPPROTO_UDP: u8 = 17;
 /// The offset of the destination port in TCP and UDP headers.
 const PORT_OFFSET: u32 = 2;
 /// `NFT_PAYLOAD_NETWORK_HEADER`.

@@ -30,19 +30,19 @@ pub(super) struct NftRule {
 /// One condition on a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum NftMatch {
-    /// Opened by this user.
+    /// A process of this user opened the connection.
     Uid(u32),
-    /// Leaves through this interface.
+    /// The connection leaves through this interface.
     OutputInterface(String),
-    /// Arrived through this interface.
+    /// The connection arrived through this interface.
     InputInterface(String),
-    /// TCP, to this port.
+    /// The connection uses TCP, to this port.
     TcpPort(u16),
-    /// UDP, to this port.
+    /// The packet uses UDP, to this port.
     UdpPort(u16),
-    /// To an address of this range.
+    /// The destination is an address of this range.
     DestinationRange(CidrRange),
-    /// TCP.
+    /// The connection uses TCP.
     Tcp,
 }
 
@@ -97,7 +97,7 @@ impl fmt::Display for NftMatch {
             Self::InputInterface(name) => write!(f, "iifname \"{name}\""),
             Self::TcpPort(port) => write!(f, "tcp dport {port}"),
             Self::UdpPort(port) => write!(f, "udp dport {port}"),
-            Self::DestinationRange(range) => write!(f, "{} daddr {range}", range.version()),
+            Self::DestinationRange(range) => write!(f, "{} daddr {range}", range.nft_family()),
             Self::Tcp => f.write_str("meta l4proto tcp"),
         }
     }

@@ -8,11 +8,11 @@ use leno_proxy::OUTBOUND_PORT;
 use rustix::io::Errno;
 use socket2::SockRef;
 
-/// Listens on the sidecar's port, and opens a connection to an unused address.
+/// Verifies the redirection: listens on the sidecar's port, and connects to unused addresses.
 ///
 /// # Errors
-/// If no connection arrives here, for any IP version.
-pub(super) fn verify() -> anyhow::Result<()> {
+/// If no connection arrives at the port, for any IP version.
+pub(super) fn verify_redirection() -> anyhow::Result<()> {
     for unused_address in UNUSED_ADDRESSES {
         if is_redirected(unused_address)? {
             tracing::info!("connections are redirected to the sidecar");

@@ -14,6 +14,10 @@ use serde_json::{Value, json};
 use super::{RevocationChange, RevocationResult, RevokeArgs};
 use crate::cluster::format_api_error;
 
+/// Adds or removes an entry of `spec.revoked` in the MeshConfig, or lists its workloads.
+///
+/// # Errors
+/// If the API server rejects a request, there is not exactly one MeshConfig, or other clients keep changing it.
 pub(super) async fn run(
     args: &RevokeArgs,
     change: RevocationChange,
@@ -21,20 +25,23 @@ pub(super) async fn run(
     let client = args.cluster.connect_client().await?;
     let uid = match (&args.workload, &args.uid) {
         (Some(workload), None) if !args.by_name && change == RevocationChange::Revoke => {
-            Some(current_pod_uid(&client, workload).await?)
+            Some(query_pod_uid(&client, workload).await?)
         }
         (_, uid) => uid.clone(),
     };
     let selected = args.revoked_workload(uid);
     for _ in 0..MAX_ATTEMPTS {
         let mut config = read_mesh_config(&client).await?;
-        let mut entries = revoked_entries(&config)?;
+        let mut entries = read_revoked_entries(&config)?;
         let Some(selected) = &selected else {
-            return Ok(RevocationResult { revoked: revoked_workloads(&entries), changed: None });
+            return Ok(RevocationResult {
+                revoked: parse_revoked_workloads(&entries),
+                changed: None,
+            });
         };
         let changed = edit_entries(&mut entries, selected, change);
         let outcome = RevocationResult {
-            revoked: revoked_workloads(&entries),
+            revoked: parse_revoked_workloads(&entries),
             changed: Some((selected.clone(), changed)),
         };
         if !changed {
@@ -58,7 +65,7 @@ pub(super) async fn run(
 }
 
 /// Returns the UID of the pod that has this name now.
-async fn current_pod_uid(client: &Client, workload: &WorkloadName) -> anyhow::Result<Uid> {
+async fn query_pod_uid(client: &Client, workload: &WorkloadName) -> anyhow::Result<Uid> {
     let namespace = NamespaceName::new(workload.namespace.as_str())?;
     let pods = ObjectApi::<Pod>::for_namespace(client.clone(), &namespace);
     let name = ObjectName::from(&workload.name);
@@ -71,7 +78,7 @@ async fn current_pod_uid(client: &Client, workload: &WorkloadName) -> anyhow::Re
     })
 }
 
-/// Returns the single MeshConfig.
+/// Reads the single MeshConfig of the cluster.
 async fn read_mesh_config(client: &Client) -> anyhow::Result<DynamicObject> {
     let configs = mesh_config_api(client)?.list(&ListParams::default().limit(2)).await;
     let mut configs =
@@ -92,7 +99,7 @@ fn mesh_config_api(client: &Client) -> anyhow::Result<ObjectApi<DynamicObject>> 
     ObjectApi::for_dynamic_kind(client.clone(), None, &resource).map_err(format_api_error)
 }
 
-fn revoked_entries(config: &DynamicObject) -> anyhow::Result<Vec<Value>> {
+fn read_revoked_entries(config: &DynamicObject) -> anyhow::Result<Vec<Value>> {
     match config.data.pointer("/spec/revoked") {
         None | Some(Value::Null) => Ok(Vec::new()),
         Some(Value::Array(entries)) => Ok(entries.clone()),
@@ -109,7 +116,7 @@ fn edit_entries(
     let count_before = entries.len();
     match change {
         RevocationChange::Revoke => {
-            if !revoked_workloads(entries).contains(selected) {
+            if !parse_revoked_workloads(entries).contains(selected) {
                 let RevokedWorkload { workload: WorkloadName { namespace, name }, uid } = selected;
                 let mut entry = json!({
                     "kind": "Pod", "namespace": namespace.as_str(), "name": name.as_str(),
@@ -132,22 +139,22 @@ fn edit_entries(
 }
 
 /// Returns the workloads among the entries.
-fn revoked_workloads(entries: &[Value]) -> BTreeSet<RevokedWorkload> {
+fn parse_revoked_workloads(entries: &[Value]) -> BTreeSet<RevokedWorkload> {
     entries.iter().filter_map(parse_entry).collect()
 }
 
 fn parse_entry(entry: &Value) -> Option<RevokedWorkload> {
-    let text = |field: &str| entry.get(field).and_then(Value::as_str);
-    let is_workload = matches!(text("kind"), Some("Pod" | "Workload"));
-    let workload = WorkloadName::new(text("namespace")?, text("name")?).ok()?;
-    let uid = match text("uid") {
+    let text_field = |field: &str| entry.get(field).and_then(Value::as_str);
+    let is_workload = matches!(text_field("kind"), Some("Pod" | "Workload"));
+    let workload = WorkloadName::new(text_field("namespace")?, text_field("name")?).ok()?;
+    let uid = match text_field("uid") {
         None => None,
         Some(uid) => Some(Uid::new(uid).ok()?),
     };
     is_workload.then_some(RevokedWorkload { workload, uid })
 }
 
-/// The maximum of attempts if other clients change the MeshConfig concurrently.
+/// The maximum number of attempts to change the MeshConfig while other clients change it concurrently.
 const MAX_ATTEMPTS: usize = 5;
 
 #[cfg(test)]
@@ -166,7 +173,10 @@ mod tests {
         assert!(!edit_entries(&mut entries, &revoked(Some("a")), RevocationChange::Revoke));
         assert!(edit_entries(&mut entries, &revoked(Some("b")), RevocationChange::Revoke));
         assert_eq!(entries[1]["uid"], "a");
-        assert_eq!(revoked_workloads(&entries), [revoked(Some("a")), revoked(Some("b"))].into());
+        assert_eq!(
+            parse_revoked_workloads(&entries),
+            [revoked(Some("a")), revoked(Some("b"))].into()
+        );
         assert!(!edit_entries(&mut entries, &revoked(Some("c")), RevocationChange::Undo));
         assert!(edit_entries(&mut entries, &revoked(None), RevocationChange::Undo));
         assert_eq!(entries, [account]);

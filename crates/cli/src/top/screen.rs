@@ -14,7 +14,7 @@ use crate::figures::{
 use crate::get::describe_scope;
 use crate::output::{Listing, ListingColumn, OutputFormat, escape_cell};
 
-/// The content to show.
+/// The mesh status that a screen shows.
 pub(super) struct ScreenContent {
     pub(super) status: Status,
     pub(super) traffic: TrafficStatus,
@@ -39,8 +39,8 @@ pub(super) struct ScreenStyle {
 impl ScreenContent {
     /// Sorts by the given order; rows without a figure come last.
     pub(super) fn sort(&mut self, order: SortOrder) {
-        self.traffic.services.sort_by(|first, second| compare(first, second, order));
-        self.traffic.routes.sort_by(|first, second| compare(first, second, order));
+        self.traffic.services.sort_by(|first, second| compare_rates(first, second, order));
+        self.traffic.routes.sort_by(|first, second| compare_rates(first, second, order));
         let by_name = order == SortOrder::Name;
         self.traffic.sidecars.sort_by(|first, second| {
             let by_cpu = second.cpu_cores.total_cmp(&first.cpu_cores);
@@ -55,7 +55,7 @@ fn total_per_second(sidecar: &SidecarTraffic) -> f64 {
     sidecar.inbound_per_second + sidecar.outbound_per_second
 }
 
-fn compare(first: &NamedRateStatus, second: &NamedRateStatus, order: SortOrder) -> Ordering {
+fn compare_rates(first: &NamedRateStatus, second: &NamedRateStatus, order: SortOrder) -> Ordering {
     let figure = |rates: &RateStatus| match order {
         SortOrder::Rate => Some(rates.per_second),
         SortOrder::Success => rates.success.map(|share| 1.0 - share),
@@ -111,13 +111,13 @@ pub(super) fn render_screen(
     let tables = [
         (
             service_table(content).render(OutputFormat::Table),
-            rate_verdicts(&content.traffic.services),
+            rate_styles(&content.traffic.services),
         ),
         (
             rejection_table(content).render(OutputFormat::Table),
-            rejection_verdicts(&content.traffic.rejections),
+            rejection_styles(&content.traffic.rejections),
         ),
-        (route_table(content).render(OutputFormat::Table), rate_verdicts(&content.traffic.routes)),
+        (route_table(content).render(OutputFormat::Table), rate_styles(&content.traffic.routes)),
         (sidecar_table(content).render(OutputFormat::Table), Vec::new()),
     ];
     let tables: Vec<_> =
@@ -127,21 +127,21 @@ pub(super) fn render_screen(
     }
     // The header, a blank line after each table, and the line with the keys.
     let available = size.rows.saturating_sub(3 + tables.len());
-    for ((table, verdicts), rows) in tables.iter().zip(distribute_lines(&tables, available)) {
+    for ((table, line_styles), rows) in tables.iter().zip(distribute_lines(&tables, available)) {
         let table_lines: Vec<&str> = table.lines().collect();
-        let visible = match table_lines.len() <= rows {
+        let visible_count = match table_lines.len() <= rows {
             true => table_lines.len(),
             false => rows.saturating_sub(1),
         };
-        for (index, line) in table_lines.iter().take(visible).enumerate() {
-            let verdict = match index.checked_sub(1) {
+        for (index, line) in table_lines.iter().take(visible_count).enumerate() {
+            let line_style = match index.checked_sub(1) {
                 None => LineStyle::Header,
-                Some(row) => verdicts.get(row).copied().unwrap_or(LineStyle::Healthy),
+                Some(row) => line_styles.get(row).copied().unwrap_or(LineStyle::Healthy),
             };
-            lines.push(style.paint(&truncate_line(line, size.columns), verdict));
+            lines.push(style.paint(&truncate_line(line, size.columns), line_style));
         }
-        if visible < table_lines.len() && rows > 0 {
-            let notice = format!("… {} more", table_lines.len() - visible);
+        if visible_count < table_lines.len() && rows > 0 {
+            let notice = format!("… {} more", table_lines.len() - visible_count);
             lines.push(style.paint(&truncate_line(&notice, size.columns), LineStyle::Dimmed));
         }
         lines.push(String::new());
@@ -156,16 +156,16 @@ pub(super) fn render_screen(
 
 /// Distributes the lines among the tables: each gets a few, and the rest goes to the first tables.
 fn distribute_lines(tables: &[(String, Vec<LineStyle>)], available: usize) -> Vec<usize> {
-    let needed: Vec<usize> = tables.iter().map(|(table, _)| table.lines().count()).collect();
-    let mut assigned: Vec<usize> =
-        needed.iter().map(|lines| (*lines).min(MIN_TABLE_LINES)).collect();
-    let mut remaining = available.saturating_sub(assigned.iter().sum());
-    for (assigned, needed) in assigned.iter_mut().zip(&needed) {
-        let added = (needed - *assigned).min(remaining);
-        *assigned += added;
+    let needed_lines: Vec<usize> = tables.iter().map(|(table, _)| table.lines().count()).collect();
+    let mut assigned_lines: Vec<usize> =
+        needed_lines.iter().map(|lines| (*lines).min(MIN_TABLE_LINES)).collect();
+    let mut remaining = available.saturating_sub(assigned_lines.iter().sum());
+    for (assigned_lines, needed_lines) in assigned_lines.iter_mut().zip(&needed_lines) {
+        let added = (needed_lines - *assigned_lines).min(remaining);
+        *assigned_lines += added;
         remaining -= added;
     }
-    assigned
+    assigned_lines
 }
 
 fn render_header(content: &ScreenContent, size: ScreenSize, style: ScreenStyle) -> String {
@@ -303,32 +303,32 @@ enum LineStyle {
     Healthy,
     Degraded,
     Failing,
-    /// No traffic.
+    /// Rows without traffic, and notices.
     Dimmed,
 }
 
-fn rate_verdicts(rates: &[NamedRateStatus]) -> Vec<LineStyle> {
-    let verdict = |rates: &NamedRateStatus| match rates.rates.success {
+fn rate_styles(rates: &[NamedRateStatus]) -> Vec<LineStyle> {
+    let line_style = |rates: &NamedRateStatus| match rates.rates.success {
         None => LineStyle::Dimmed,
         Some(share) if share < FAILING_BELOW => LineStyle::Failing,
         Some(share) if share < DEGRADED_BELOW => LineStyle::Degraded,
         Some(_) => LineStyle::Healthy,
     };
-    rates.iter().map(verdict).collect()
+    rates.iter().map(line_style).collect()
 }
 
-fn rejection_verdicts(rejections: &[RejectionStatus]) -> Vec<LineStyle> {
-    let verdict = |rejection: &RejectionStatus| match 1.0 - rejection.share {
+fn rejection_styles(rejections: &[RejectionStatus]) -> Vec<LineStyle> {
+    let line_style = |rejection: &RejectionStatus| match 1.0 - rejection.share {
         success if success < FAILING_BELOW => LineStyle::Failing,
         success if success < DEGRADED_BELOW => LineStyle::Degraded,
         _ => LineStyle::Healthy,
     };
-    rejections.iter().map(verdict).collect()
+    rejections.iter().map(line_style).collect()
 }
 
 impl ScreenStyle {
-    fn paint(self, text: &str, verdict: LineStyle) -> String {
-        let code = match verdict {
+    fn paint(self, text: &str, line_style: LineStyle) -> String {
+        let code = match line_style {
             LineStyle::Healthy => return text.to_owned(),
             LineStyle::Header => "1",
             LineStyle::Degraded => "33",
@@ -347,7 +347,7 @@ fn truncate_line(line: &str, columns: usize) -> String {
     line.chars().take(columns).collect()
 }
 
-/// Minimum lines of a table, even on a small screen: its name and a few rows.
+/// The minimum number of lines of a table, even on a small screen: its header and a few rows.
 const MIN_TABLE_LINES: usize = 4;
 
 #[cfg(test)]

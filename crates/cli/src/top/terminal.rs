@@ -107,5 +107,5 @@ fn parse_key(byte: u8) -> PressedKey {
 
 /// The modes of the terminal before this process changed them.
 static ORIGINAL_MODES: OnceLock<Termios> = OnceLock::new();
-/// Capacity of the queue of pressed keys.
+/// The capacity of the queue of pressed keys.
 const MAX_KEYS: usize = 16;

@@ -13,9 +13,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::child::{ChildProcess, StopOutcome, StopScope};
+use super::command_builder::CommandBuilder;
 use super::console::LineSource;
 use super::descendants::ApplicationRun;
-use super::launcher::Launcher;
 use super::placement::Placement;
 use super::ports::{self, ObservedApplication, ObservedPort, Ports};
 use super::process_groups;
@@ -26,17 +26,17 @@ use crate::proxy::{PortStateOrder, SidecarReport, SupervisorOrder};
 /// The state of an application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ApplicationPhase {
-    /// Run by the user, not by `leno up`.
+    /// The user runs the application, not `leno up`.
     External,
-    /// Waits for its sidecar.
+    /// The application waits for its sidecar.
     Waiting,
-    /// Runs as this process, and is not ready yet.
+    /// The application runs as this process, and is not ready yet.
     Starting(i32),
-    /// Runs as this process.
+    /// The application runs as this process, and is ready.
     Running(i32),
-    /// Has exited, and restarts after a delay.
+    /// The application has exited, and restarts after a delay.
     Restarting,
-    /// Is stopped and does not restart.
+    /// The application is stopped and does not restart.
     Stopped,
 }
 
@@ -52,9 +52,9 @@ pub(super) struct ApplicationProgress {
     pub(super) failures: u32,
     /// The exit status of the last process.
     pub(super) last_exit: Option<String>,
-    /// The states of its ports while it runs.
+    /// The states of the application's ports while it runs.
     pub(super) ports: Ports,
-    /// True if it stops once its requests in progress are complete.
+    /// True if the application stops once its requests in progress are complete.
     pub(super) is_draining: bool,
 }
 
@@ -153,14 +153,14 @@ pub(super) struct ApplicationInputs {
     pub(super) workload: watch::Receiver<Arc<Workload>>,
     /// The last report of its sidecar, while the sidecar runs.
     pub(super) reports: watch::Receiver<Option<SidecarReport>>,
-    /// True if it should stop permanently.
+    /// True if the application should stop permanently.
     pub(super) stop: watch::Receiver<bool>,
 }
 
 /// Keeps the application of a workload running until `stop`. A change of its command or environment restarts
 /// it; other changes do not.
 pub(super) async fn supervise(
-    launcher: &Launcher,
+    command_builder: &CommandBuilder,
     placement: &Placement,
     mut inputs: ApplicationInputs,
     progress: &watch::Sender<ApplicationProgress>,
@@ -170,10 +170,11 @@ pub(super) async fn supervise(
     let mut outputs = JoinSet::new();
     while let Some(launch) = inputs.next_launch(progress).await {
         let start = Instant::now();
-        let exit = run_once(launcher, &launch, placement, &mut inputs, progress).await;
-        // All processes of its group have ended.
-        process_groups::remove_record(&launcher.record_path(&name));
-        launcher.runs().remove_run(&name);
+        let exit =
+            run_application(command_builder, &launch, placement, &mut inputs, progress).await;
+        // All processes of its group have exited.
+        process_groups::remove_record(&command_builder.record_path(&name));
+        command_builder.running_applications().remove_run(&name);
         let (reason, child) = match exit {
             ApplicationExit::Stopped => break,
             ApplicationExit::Outdated => {
@@ -204,16 +205,18 @@ pub(super) async fn supervise(
     change_state(progress, ApplicationPhase::Stopped);
 }
 
-/// The end of a run.
+/// The reason why a run of an application ended.
 enum ApplicationExit {
+    /// The supervisor stopped the application permanently.
     Stopped,
+    /// The supervisor stopped the application, because its command or environment changed.
     Outdated,
-    /// It exited for this reason; its output may be incomplete.
+    /// The application exited with this status or error. Its output may be incomplete.
     Exited(String, Option<Box<ChildProcess>>),
 }
 
-async fn run_once(
-    launcher: &Launcher,
+async fn run_application(
+    command_builder: &CommandBuilder,
     launch: &ApplicationLaunch,
     placement: &Placement,
     inputs: &mut ApplicationInputs,
@@ -221,18 +224,22 @@ async fn run_once(
 ) -> ApplicationExit {
     let workload = inputs.workload.borrow().name.clone();
     let name = workload.to_string();
-    let command = launcher.application_command(&workload, launch, placement);
+    let command = command_builder.application_command(&workload, launch, placement);
     let listening_before = ports::listening_inodes();
     let line_source = LineSource::new(name.clone(), &name);
-    let mut child =
-        match ChildProcess::spawn(command, StopScope::Group, launcher.console(), &line_source) {
-            Ok(child) => child,
-            Err(error) => return ApplicationExit::Exited(error.to_string(), None),
-        };
+    let mut child = match ChildProcess::spawn(
+        command,
+        StopScope::Group,
+        command_builder.console(),
+        &line_source,
+    ) {
+        Ok(child) => child,
+        Err(error) => return ApplicationExit::Exited(error.to_string(), None),
+    };
     let pid = child.pid();
     let mut descendants = ApplicationRun::from_leader(pid);
     if let Some(run) = descendants.clone() {
-        launcher.runs().add_run(&workload, run);
+        command_builder.running_applications().add_run(&workload, run);
     }
     change_state(progress, ApplicationPhase::Starting(pid));
     let has_own_namespace = !placement.wrapper.is_empty();
@@ -241,13 +248,13 @@ async fn run_once(
         ObservedApplication { pid, workload, listening_before, has_own_namespace },
         progress,
     );
-    let record = launcher.record_path(&inputs.workload.borrow().name);
+    let record = command_builder.record_path(&inputs.workload.borrow().name);
     let ApplicationInputs { workload, reports, stop } = inputs;
     let outdated = wait_until_outdated(workload, reports, launch);
     let exit = tokio::select! {
-        status = child.wait_until_ended() => {
+        status = child.wait_until_exited() => {
             let reason = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-            end_leftovers(&name, descendants.as_ref(), Duration::ZERO).await;
+            kill_leftovers(&name, descendants.as_ref(), Duration::ZERO).await;
             return ApplicationExit::Exited(reason, Some(Box::new(child)));
         }
         () = outdated => ApplicationExit::Outdated,
@@ -264,30 +271,30 @@ async fn run_once(
                 "the command of the application changed: its requests in progress are completed first"
             );
             progress.send_modify(|progress| progress.is_draining = true);
-            let max_wait = launcher.drain_timeout() / 2;
+            let max_wait = command_builder.drain_timeout() / 2;
             tokio::select! {
                 () = sidecar::wait_until_idle(|| is_busy(reports), max_wait) => {}
-                _ = child.wait_until_ended() => {}
+                _ = child.wait_until_exited() => {}
                 _ = stop.wait_for(|stop| *stop) => {}
             }
             progress.send_modify(|progress| progress.is_draining = false);
         }
     }
     let deadline = Instant::now() + STOP_TIMEOUT;
-    // The first process ends the others in its own order, as supervisors do.
+    // The first process may stop the others in its own order, as supervisors do.
     descendants.iter_mut().for_each(ApplicationRun::record_descendants);
     if child.stop(STOP_TIMEOUT).await == StopOutcome::Forced {
         tracing::warn!(name, "the application did not exit on SIGTERM and was killed");
     }
     descendants.iter().for_each(|descendants| descendants.signal_all(Signal::TERM));
     let remaining = deadline.saturating_duration_since(Instant::now()).max(MIN_LEFTOVERS_WAIT);
-    end_leftovers(&name, descendants.as_ref(), remaining).await;
+    kill_leftovers(&name, descendants.as_ref(), remaining).await;
     exit
 }
 
-/// Ends the processes of an application that left its process group: they would hold the ports that the next
+/// Kills the processes of an application that left its process group: they would hold the ports that the next
 /// process needs.
-async fn end_leftovers(name: &str, descendants: Option<&ApplicationRun>, max_wait: Duration) {
+async fn kill_leftovers(name: &str, descendants: Option<&ApplicationRun>, max_wait: Duration) {
     let Some(descendants) = descendants else { return };
     for description in descendants.wait_or_kill(max_wait).await {
         tracing::info!(
@@ -298,7 +305,7 @@ async fn end_leftovers(name: &str, descendants: Option<&ApplicationRun>, max_wai
     }
 }
 
-/// True until the sidecar reports that no request is in progress. False without a sidecar.
+/// True until the sidecar reports that no request is in progress; false if no sidecar runs.
 fn is_busy(reports: &watch::Receiver<Option<SidecarReport>>) -> bool {
     reports.borrow().as_ref().is_some_and(|report| report.in_flight != Some(0))
 }
@@ -313,7 +320,7 @@ async fn watch_ports(
         change_state(progress, ApplicationPhase::Running(pid));
     }
     let (ports, mut changes) = watch::channel(Ports::new());
-    let observe = ports::observe(observed, &ports);
+    let observe = ports::observe_ports(observed, &ports);
     let publish = async {
         loop {
             if changes.changed().await.is_err() {
@@ -394,7 +401,7 @@ pub(super) struct ApplicationLaunch {
     pub(super) command: Vec<String>,
     /// Variables added to the inherited environment.
     pub(super) environment: BTreeMap<String, String>,
-    /// Its directory, user and readiness check.
+    /// The working directory, the user and the readiness check.
     pub(super) options: RunOptions,
 }
 
@@ -428,7 +435,7 @@ impl ApplicationLaunch {
 const NO_PROXY: &str = "localhost,127.0.0.1,::1";
 /// The time between SIGTERM and SIGKILL.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// The minimum time for the other processes of an application to end.
+/// The minimum time for the other processes of an application to exit.
 const MIN_LEFTOVERS_WAIT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

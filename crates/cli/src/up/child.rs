@@ -28,7 +28,7 @@ pub(super) struct ChildProcess {
     progress: ConsoleProgress,
 }
 
-/// The processes that end together.
+/// The processes that stop together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StopScope {
     /// The process itself.
@@ -72,7 +72,7 @@ impl ChildProcess {
             ));
         }
         if let Some(source) = process.stderr.take() {
-            let (console, line_source, output_stream, progress) = follow(OutputStream::Error);
+            let (console, line_source, output_stream, progress) = follow(OutputStream::Stderr);
             output.spawn_local(console.forward_output(
                 line_source,
                 output_stream,
@@ -83,14 +83,14 @@ impl ChildProcess {
         Ok(Self { process, pid, scope, is_reaped: false, output, progress })
     }
 
-    /// Returns its process ID.
+    /// Returns the process ID.
     pub(super) fn pid(&self) -> i32 {
         self.pid.as_raw_nonzero().get()
     }
 
-    /// Waits until it has exited. Part of its output may still be unread, see [`ChildProcess::finish_output`]. Cancel
-    /// safe: may be dropped and called again.
-    pub(super) async fn wait_until_ended(&mut self) -> io::Result<ExitStatus> {
+    /// Waits until the process has exited. Part of its output may still be unread, see
+    /// [`ChildProcess::finish_output`]. Cancel safe: may be dropped and called again.
+    pub(super) async fn wait_until_exited(&mut self) -> io::Result<ExitStatus> {
         let status = self.process.wait().await?;
         self.kill();
         Ok(status)
@@ -126,25 +126,25 @@ impl ChildProcess {
         tasks.spawn_local(async move { self.finish_output().await });
     }
 
-    /// Sends SIGTERM, and SIGKILL if it has not ended after `max_wait`.
+    /// Sends SIGTERM, and SIGKILL if processes remain after `max_wait`.
     pub(super) async fn stop(mut self, max_wait: Duration) -> StopOutcome {
         let deadline = Instant::now() + max_wait;
         self.send_signal(Signal::TERM);
-        let outcome = match timeout_at(deadline, self.wait_until_all_ended()).await {
+        let outcome = match timeout_at(deadline, self.wait_until_all_exited()).await {
             Ok(()) => StopOutcome::Graceful,
             Err(_) => StopOutcome::Forced,
         };
         self.kill();
         let complete = async {
-            drop(self.wait_until_ended().await);
+            drop(self.wait_until_exited().await);
             self.finish_output().await;
         };
         drop(timeout(KILL_TIMEOUT, complete).await);
         outcome
     }
 
-    /// Waits until all processes within reach have ended.
-    async fn wait_until_all_ended(&mut self) {
+    /// Waits until the process has exited, and with [`StopScope::Group`] all processes of its group.
+    async fn wait_until_all_exited(&mut self) {
         drop(self.process.wait().await);
         if self.scope == StopScope::Process {
             return;
@@ -160,7 +160,7 @@ impl ChildProcess {
         }
     }
 
-    /// Waits until no process can write to its output and all of it is on the console.
+    /// Waits until no process can write to the output, and all of the output is on the console.
     async fn wait_for_output(&mut self) {
         while self.output.join_next().await.is_some() {}
     }
@@ -208,25 +208,25 @@ fn started_pids() -> MutexGuard<'static, BTreeSet<i32>> {
     STARTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The end of a stopped process.
+/// The way in which a process stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StopOutcome {
-    /// It ended after SIGTERM.
+    /// The process exited after SIGTERM.
     Graceful,
-    /// It was killed.
+    /// The process was killed.
     Forced,
 }
 
 /// The pause without a line after which the output of an exited process is complete: longer than a blocked
 /// console takes to drop a line.
 const OUTPUT_PAUSE: Duration = Duration::from_millis(1500);
-/// The longest time to read that output.
+/// The maximum time to read the output of an exited process.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time for the last lines of a process before its exit is reported.
 const OUTPUT_GRACE: Duration = Duration::from_millis(100);
 /// The maximum number of tasks per application that read the output of exited processes.
 const MAX_OUTPUT_TASKS: usize = 8;
-/// The time for a killed process to end. The kernel needs no longer, unless the process hangs in a system call.
+/// The time for a killed process to exit. The kernel needs no longer, unless the process hangs in a system call.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 /// The interval between two checks for members of a group.
 const GROUP_CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -243,40 +243,40 @@ mod tests {
     use super::*;
 
     /// Runs a script that writes "ready" to descriptor 3, which stays open while any of its processes lives.
-    async fn start(script: &str) -> (ChildProcess, UnixStream) {
+    async fn start_script(script: &str) -> (ChildProcess, UnixStream) {
         let (socket, child_socket) = SocketPair::pair().unwrap();
         let mut command = Command::new("/bin/sh");
         command.args(["-c", &format!("exec 3<&0; {script}")]).stdin(OwnedFd::from(child_socket));
-        let console = Console::start(OutputStream::Error).unwrap();
+        let console = Console::start(OutputStream::Stderr).unwrap();
         let line_source = LineSource::new("child".to_owned(), "child");
         let child = ChildProcess::spawn(command, StopScope::Group, &console, &line_source).unwrap();
         socket.set_nonblocking(true).unwrap();
         let mut socket = UnixStream::from_std(socket).unwrap();
         let mut line = [0; 6];
-        within_limit(socket.read_exact(&mut line)).await.unwrap();
+        with_timeout(socket.read_exact(&mut line)).await.unwrap();
         assert_eq!(&line, b"ready\n");
         (child, socket)
     }
 
     /// Waits with a timeout, so that a test fails instead of hanging.
-    async fn within_limit<T>(future: impl Future<Output = T>) -> T {
-        timeout(Duration::from_secs(20), future).await.expect("it happens at all")
+    async fn with_timeout<T>(future: impl Future<Output = T>) -> T {
+        timeout(Duration::from_secs(20), future).await.expect("the future completes in time")
     }
 
-    async fn expect_all_ended(mut socket: UnixStream) {
-        assert_eq!(within_limit(socket.read(&mut [0; 1])).await.unwrap(), 0);
+    async fn expect_all_exited(mut socket: UnixStream) {
+        assert_eq!(with_timeout(socket.read(&mut [0; 1])).await.unwrap(), 0);
     }
 
     #[tokio::test]
     async fn no_process_of_a_group_outlives_its_first_process() {
         let test = async {
             let script = "trap '' TERM; sleep 1000 & echo ready >&3; exit 7";
-            let (mut child, socket) = start(script).await;
-            assert_eq!(within_limit(child.wait_until_ended()).await.unwrap().code(), Some(7));
-            expect_all_ended(socket).await;
-            let (child, socket) = start("sleep 1000 & echo ready >&3; wait").await;
+            let (mut child, socket) = start_script(script).await;
+            assert_eq!(with_timeout(child.wait_until_exited()).await.unwrap().code(), Some(7));
+            expect_all_exited(socket).await;
+            let (child, socket) = start_script("sleep 1000 & echo ready >&3; wait").await;
             drop(child);
-            expect_all_ended(socket).await;
+            expect_all_exited(socket).await;
         };
         LocalSet::new().run_until(test).await;
     }
@@ -286,10 +286,10 @@ mod tests {
         let test = async {
             // The loop ends when its output is closed.
             let script = "setsid sh -c 'echo ready >&3; while echo x; do sleep 0.1; done' & read go <&3; exit 7";
-            let (mut child, mut socket) = start(script).await;
+            let (mut child, mut socket) = start_script(script).await;
             socket.write_all(b"go\n").await.unwrap();
             let start = Instant::now();
-            assert_eq!(within_limit(child.wait_until_ended()).await.unwrap().code(), Some(7));
+            assert_eq!(with_timeout(child.wait_until_exited()).await.unwrap().code(), Some(7));
             let mut outputs = JoinSet::new();
             child.finish_output_in_background(&mut outputs).await;
             assert!(start.elapsed() < OUTPUT_TIMEOUT, "{:?}", start.elapsed());
@@ -304,24 +304,28 @@ mod tests {
     async fn a_group_is_stopped_as_a_whole() {
         let test = async {
             for (script, max_wait, expected) in [
-                ("sleep 1000 & echo ready >&3; wait", LONG, StopOutcome::Graceful),
+                ("sleep 1000 & echo ready >&3; wait", LONG_TIMEOUT, StopOutcome::Graceful),
                 // A shell that forks with a trap set may lose a signal meant for the child.
                 (
                     "sleep 1000 & trap 'exit 0' TERM; echo ready >&3; wait",
-                    LONG,
+                    LONG_TIMEOUT,
                     StopOutcome::Graceful,
                 ),
-                ("(trap '' TERM; echo ready >&3; sleep 1000) & wait", SHORT, StopOutcome::Forced),
-                ("trap '' TERM; echo ready >&3; sleep 1000", SHORT, StopOutcome::Forced),
+                (
+                    "(trap '' TERM; echo ready >&3; sleep 1000) & wait",
+                    SHORT_TIMEOUT,
+                    StopOutcome::Forced,
+                ),
+                ("trap '' TERM; echo ready >&3; sleep 1000", SHORT_TIMEOUT, StopOutcome::Forced),
             ] {
-                let (child, socket) = start(script).await;
-                assert_eq!(within_limit(child.stop(max_wait)).await, expected, "{script}");
-                expect_all_ended(socket).await;
+                let (child, socket) = start_script(script).await;
+                assert_eq!(with_timeout(child.stop(max_wait)).await, expected, "{script}");
+                expect_all_exited(socket).await;
             }
         };
         LocalSet::new().run_until(test).await;
     }
 
-    const LONG: Duration = Duration::from_secs(15);
-    const SHORT: Duration = Duration::from_millis(100);
+    const LONG_TIMEOUT: Duration = Duration::from_secs(15);
+    const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
 }

@@ -16,19 +16,19 @@ use crate::log;
 pub(super) struct Console {
     stdout: LineQueue,
     stderr: LineQueue,
-    /// The longest name so far, to align the lines.
+    /// The length of the longest name so far, to align the lines.
     width: Arc<AtomicUsize>,
     /// The destination of the standard output of processes.
-    standard_target: OutputStream,
+    stdout_target: OutputStream,
 }
 
 /// An output of this program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OutputStream {
     /// Standard output.
-    Out,
+    Stdout,
     /// Standard error.
-    Error,
+    Stderr,
 }
 
 /// The number of lines of a process that are on the console.
@@ -50,14 +50,14 @@ impl Console {
     ///
     /// # Errors
     /// If a thread cannot be started.
-    pub(super) fn start(standard_target: OutputStream) -> io::Result<Self> {
+    pub(super) fn start(stdout_target: OutputStream) -> io::Result<Self> {
         let (stdout, stderr) = (log::standard_output()?, log::error_output()?);
-        Ok(Self { stdout, stderr, width: Arc::new(AtomicUsize::new(0)), standard_target })
+        Ok(Self { stdout, stderr, width: Arc::new(AtomicUsize::new(0)), stdout_target })
     }
 
     /// Returns the destination of the standard output of processes.
     pub(super) fn standard_output(&self) -> OutputStream {
-        self.standard_target
+        self.stdout_target
     }
 
     /// Copies `source` line by line until it ends.
@@ -100,8 +100,8 @@ impl Console {
     /// Adds lines. A slow reader slows down processes that write much; a blocked one loses lines.
     async fn write(&self, output: OutputStream, text: &[u8]) {
         let queue = match output {
-            OutputStream::Out => &self.stdout,
-            OutputStream::Error => &self.stderr,
+            OutputStream::Stdout => &self.stdout,
+            OutputStream::Stderr => &self.stderr,
         };
         while queue.push(text).is_err() {
             if queue.is_blocked(BLOCKED_TIMEOUT) {
@@ -133,8 +133,8 @@ impl LineSource {
     fn line_prefix(&self, width: usize, output: OutputStream) -> String {
         let Self { name, color } = self;
         let is_colored = match output {
-            OutputStream::Out => io::stdout().is_terminal(),
-            OutputStream::Error => io::stderr().is_terminal(),
+            OutputStream::Stdout => io::stdout().is_terminal(),
+            OutputStream::Stderr => io::stderr().is_terminal(),
         };
         match is_colored {
             true => format!("\x1b[{color}m{name:width$} |\x1b[0m "),
@@ -146,7 +146,7 @@ impl LineSource {
 /// Splits input into lines of bounded length.
 #[derive(Debug, Default)]
 struct LineSplitter {
-    partial: Vec<u8>,
+    partial_line: Vec<u8>,
 }
 
 impl LineSplitter {
@@ -155,34 +155,34 @@ impl LineSplitter {
         let mut lines = Vec::new();
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             let (line, remaining) = bytes.split_at(end);
-            self.partial.extend_from_slice(line);
-            if self.partial.last() == Some(&b'\r') {
-                self.partial.pop();
+            self.partial_line.extend_from_slice(line);
+            if self.partial_line.last() == Some(&b'\r') {
+                self.partial_line.pop();
             }
-            lines.push(std::mem::take(&mut self.partial));
+            lines.push(std::mem::take(&mut self.partial_line));
             bytes = remaining.get(1..).unwrap_or_default();
         }
-        self.partial.extend_from_slice(bytes);
-        if self.partial.len() >= MAX_LINE_BYTES {
-            lines.push(std::mem::take(&mut self.partial));
+        self.partial_line.extend_from_slice(bytes);
+        if self.partial_line.len() >= MAX_LINE_BYTES {
+            lines.push(std::mem::take(&mut self.partial_line));
         }
         lines
     }
 
     /// Returns the remaining bytes at the end of the input.
     fn remaining_lines(&mut self) -> Vec<Vec<u8>> {
-        match self.partial.is_empty() {
+        match self.partial_line.is_empty() {
             true => Vec::new(),
-            false => vec![std::mem::take(&mut self.partial)],
+            false => vec![std::mem::take(&mut self.partial_line)],
         }
     }
 }
 
-/// The maximum length of a line; longer ones are split.
+/// The maximum length of a line, in bytes; longer lines are split.
 const MAX_LINE_BYTES: usize = 16 * 1024;
-/// The bytes of one read.
+/// The size of the read buffer, in bytes.
 const CHUNK_BYTES: usize = 8 * 1024;
-/// An output that accepts no line for this time is blocked.
+/// The time without an accepted line after which an output is blocked.
 const BLOCKED_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time between two attempts to add a line to a full queue.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
@@ -216,7 +216,7 @@ mod tests {
         assert!(!pieces.is_empty());
         assert!(pieces.iter().all(|piece| piece.len() < MAX_LINE_BYTES + CHUNK_BYTES));
         let total: usize = pieces.iter().map(Vec::len).sum();
-        assert_eq!(total + splitter.partial.len(), 10 * CHUNK_BYTES);
+        assert_eq!(total + splitter.partial_line.len(), 10 * CHUNK_BYTES);
     }
 
     #[test]

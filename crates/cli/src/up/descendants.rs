@@ -1,7 +1,7 @@
 //! Processes that an application started, including those in other process groups and sessions.
 //!
 //! The first process of an application gets a unique environment variable, and its descendants inherit it. It
-//! adopts its orphaned descendants. `leno up` adopts them when the first process ends, and ends those that
+//! adopts its orphaned descendants. `leno up` adopts them when the first process exits, and kills those that
 //! cleared the variable.
 
 use std::cell::RefCell;
@@ -27,24 +27,24 @@ pub(crate) struct ApplicationRun {
     leader: i32,
     /// The start time of the first process, in clock ticks since boot.
     started: u64,
-    /// The variable as a line of the environment.
+    /// The variable and its value, as in the environment.
     marker: String,
     /// The descendants at the last call of `record_descendants`, with their start times.
-    recorded: BTreeMap<i32, u64>,
+    recorded_descendants: BTreeMap<i32, u64>,
 }
 
 impl ApplicationRun {
-    /// Returns the run with this first process. `None` if the process has ended.
+    /// Returns the run with this first process; `None` if the process has exited.
     pub(crate) fn from_leader(leader: i32) -> Option<Self> {
         let namespace = fs::read_link(PID_NAMESPACE_LINK).ok()?;
         let started = sockets::read_process(leader)?.started;
         Some(Self::new(&namespace.to_string_lossy(), leader, started))
     }
 
-    /// Returns the run with this first process, which may have ended.
+    /// Returns the run with this first process, which may have exited.
     pub(super) fn new(namespace: &str, leader: i32, started: u64) -> Self {
-        let marker = format!("{VARIABLE}={namespace}/{leader}/{started}");
-        Self { leader, started, marker, recorded: BTreeMap::new() }
+        let marker = format!("{RUN_VARIABLE}={namespace}/{leader}/{started}");
+        Self { leader, started, marker, recorded_descendants: BTreeMap::new() }
     }
 
     /// Returns the name and the value of the variable.
@@ -55,7 +55,7 @@ impl ApplicationRun {
     /// Signals the live processes.
     pub(super) fn signal_all(&self, signal: Signal) {
         for pid in self.member_processes() {
-            // A process that has just ended needs no signal.
+            // A process that has just exited needs no signal.
             let _sent = self.send_signal(pid, signal);
         }
     }
@@ -67,12 +67,12 @@ impl ApplicationRun {
             return;
         }
         let pids = sockets::process_tree(self.leader).into_iter();
-        self.recorded =
+        self.recorded_descendants =
             pids.filter_map(|pid| Some((pid, sockets::read_process(pid)?.started))).collect();
     }
 
-    /// Waits for its processes to end, and kills those that remain after `max_wait`, including those started
-    /// meanwhile. Returns descriptions of the killed ones.
+    /// Waits for the processes to exit, and kills those that remain after `max_wait`, including those started
+    /// meanwhile. Returns descriptions of the killed processes.
     pub(super) async fn wait_or_kill(&self, max_wait: Duration) -> Vec<String> {
         let start = Instant::now();
         let (mut killed, mut was_empty) = (BTreeMap::new(), false);
@@ -114,18 +114,17 @@ impl ApplicationRun {
 
     fn contains(&self, pid: i32) -> bool {
         let Some(process) = sockets::read_process(pid) else { return false };
-        let is_recorded = self.recorded.get(&pid) == Some(&process.started);
+        let is_recorded = self.recorded_descendants.get(&pid) == Some(&process.started);
         !process.is_zombie
             && process.started >= self.started
             && (is_recorded || self.has_variable(pid))
     }
 
-    /// True for an adopted process without the variable: it belongs to this run, or to another one that has
-    /// ended.
+    /// True for an adopted process without the variable: it belongs to this run, or to an earlier run.
     fn may_contain(&self, pid: i32) -> bool {
         adopted_process(pid)
             .is_some_and(|process| !process.is_zombie && process.started >= self.started)
-            && !has_line(pid, |line| line.starts_with(VARIABLE.as_bytes()))
+            && !has_line(pid, |line| line.starts_with(RUN_VARIABLE.as_bytes()))
     }
 
     /// True for a process that started with the variable.
@@ -151,8 +150,8 @@ fn has_line(pid: i32, is_match: impl Fn(&[u8]) -> bool) -> bool {
 /// namespace adopts orphans anyway, also of processes that belong to no application.
 ///
 /// # Errors
-/// If the kernel rejects it.
-pub(super) fn adopt_orphans() -> anyhow::Result<()> {
+/// If the kernel rejects the request.
+pub(super) fn become_subreaper() -> anyhow::Result<()> {
     let own_pid = getpid();
     if own_pid.is_init() {
         return Ok(());
@@ -160,7 +159,7 @@ pub(super) fn adopt_orphans() -> anyhow::Result<()> {
     set_child_subreaper(Some(own_pid)).context("cannot become a child subreaper")
 }
 
-/// Returns the process with this ID, if it is a descendant of an ended application that `leno up` adopted. The
+/// Returns the process with this ID, if it is a descendant of an exited application that `leno up` adopted. The
 /// commands that `leno up` runs are in its process group, except sidecars and first processes of applications.
 fn adopted_process(pid: i32) -> Option<ProcessEntry> {
     let (process, own_pid) = (sockets::read_process(pid)?, getpid().as_raw_nonzero().get());
@@ -171,12 +170,12 @@ fn adopted_process(pid: i32) -> Option<ProcessEntry> {
     is_adopted.then_some(process)
 }
 
-/// Reaps adopted processes that have ended.
+/// Reaps adopted processes that have exited.
 fn reap_adopted() {
     for pid in sockets::all_pids()
         .filter(|pid| adopted_process(*pid).is_some_and(|process| process.is_zombie))
     {
-        // Another call may have reaped it.
+        // Another call may have reaped the process.
         let _reaped = waitpid(Pid::from_raw(pid), WaitOptions::NOHANG).is_ok();
     }
 }
@@ -191,12 +190,12 @@ impl ApplicationRuns {
         self.0.borrow_mut().insert(workload.clone(), run);
     }
 
-    /// Removes an application after all its processes have ended.
+    /// Removes an application after all its processes have exited.
     pub(super) fn remove_run(&self, workload: &WorkloadName) {
         self.0.borrow_mut().remove(workload);
     }
 
-    /// Kills all processes of the applications, including those in other sessions. `drop_supervisors` ends the
+    /// Kills all processes of the applications, including those in other sessions. `drop_supervisors` aborts the
     /// tasks that would restart applications.
     pub(super) async fn kill_all(&self, drop_supervisors: impl FnOnce()) {
         let mut runs: Vec<ApplicationRun> = self.0.borrow().values().cloned().collect();
@@ -217,17 +216,19 @@ impl ApplicationRuns {
 /// Returns the run of this process, which becomes an application.
 ///
 /// # Errors
-/// If `/proc` does not contain it.
+/// If `/proc` does not contain this process.
 pub(crate) fn own_run() -> anyhow::Result<ApplicationRun> {
     let own_pid = i32::try_from(std::process::id())?;
     ApplicationRun::from_leader(own_pid).context("/proc does not show this process")
 }
 
 /// The variable in the environment of applications.
-const VARIABLE: &str = "LENO_APPLICATION_RUN";
+const RUN_VARIABLE: &str = "LENO_APPLICATION_RUN";
+/// The link that identifies the PID namespace of this process.
 const PID_NAMESPACE_LINK: &str = "/proc/self/ns/pid";
-/// The time for killed processes to end. The kernel needs no longer, unless a process hangs in a system call.
+/// The time for killed processes to exit. The kernel needs no longer, unless a process hangs in a system call.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// The interval between two checks for remaining processes.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
@@ -262,29 +263,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_members_are_ended_including_a_child_in_its_own_session() {
+    async fn only_members_are_killed_including_a_child_in_its_own_session() {
         let test_run = own_run().unwrap();
         let run = ApplicationRun::new("of a test", test_run.leader, test_run.started);
-        let other = ApplicationRun::new("of another test", test_run.leader, test_run.started);
-        let mut external_client = start_shell("echo; exec sleep 600", &other);
+        let other_run = ApplicationRun::new("of another test", test_run.leader, test_run.started);
+        let mut other_shell = start_shell("echo; exec sleep 600", &other_run);
         let mut parent = start_shell("setsid sh -c 'echo; exec sleep 600' & wait", &run);
         wait_for_members(&run, 2).await;
         parent.kill().unwrap();
         parent.wait().unwrap();
         wait_for_members(&run, 1).await;
-        // Its start precedes that of the run.
+        // The process started before this run.
         let later = ApplicationRun { started: u64::MAX, ..run.clone() };
         assert!(later.member_processes().is_empty());
-        let ended = run.wait_or_kill(Duration::ZERO).await;
-        assert_eq!(ended.len(), 1, "{ended:?}");
+        let killed = run.wait_or_kill(Duration::ZERO).await;
+        assert_eq!(killed.len(), 1, "{killed:?}");
         assert!(run.member_processes().is_empty());
-        wait_for_members(&other, 1).await;
-        external_client.kill().unwrap();
-        external_client.wait().unwrap();
+        wait_for_members(&other_run, 1).await;
+        other_shell.kill().unwrap();
+        other_shell.wait().unwrap();
     }
 
     #[tokio::test]
-    async fn a_descendant_without_the_variable_is_ended() {
+    async fn a_descendant_without_the_variable_is_killed() {
         let mut parent = Command::new("sh");
         parent.args(["-c", "env -i setsid sh -c 'echo; exec sleep 600' & wait"]);
         let mut parent = parent.process_group(0).stdout(Stdio::piped()).spawn().unwrap();

@@ -11,9 +11,9 @@ use leno_model::Workload;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
+use super::command_builder::{CommandBuilder, LaunchSettings};
 use super::console::{Console, OutputStream};
 use super::descendants::ApplicationRuns;
-use super::launcher::{LaunchSettings, Launcher};
 use super::local_workloads::{LocalWorkloads, WorkloadState};
 use super::netns::{NetnsOptions, WorkloadNamespaces};
 use super::placement::Placements;
@@ -37,7 +37,7 @@ pub(crate) struct LocalMeshOptions {
     /// The log level of sidecars.
     pub(crate) log_level: Option<LogLevel>,
     /// The soft limit of open files for applications.
-    pub(crate) open_files: Option<u64>,
+    pub(crate) open_file_limit: Option<u64>,
     /// The options of network namespaces, if each workload gets its own.
     pub(crate) netns: Option<NetnsOptions>,
     /// The destination of the standard output of processes.
@@ -46,11 +46,11 @@ pub(crate) struct LocalMeshOptions {
 
 /// A mesh on one machine. [`LocalMesh::supervise_until`] must be polled to supervise it.
 pub(crate) struct LocalMesh {
-    launcher: Rc<Launcher>,
+    command_builder: Rc<CommandBuilder>,
     local_workloads: LocalWorkloads,
     workloads: watch::Receiver<Arc<Vec<Workload>>>,
     status: watch::Receiver<Arc<Status>>,
-    /// Held until all processes have ended.
+    /// Held until all processes have exited.
     _data: ClaimedDataDirectory,
 }
 
@@ -66,19 +66,19 @@ impl LocalMesh {
         data: ClaimedDataDirectory,
         options: LocalMeshOptions,
     ) -> anyhow::Result<Self> {
-        for process in process_groups::end_leftovers(data.path()).await {
+        for process in process_groups::stop_leftovers(data.path()).await {
             tracing::info!(process = %process, "ended an application's process that a killed `leno up` left");
         }
         let config = Config { supervised: true, ..config };
         let (config, placements) = create_placements(config, options.netns.clone())?;
-        let settings = launcher_settings(&config, &options, placements)?;
+        let settings = build_launch_settings(&config, &options, placements)?;
         let control = start(config).await?;
         let console = Console::start(options.output).context("the console cannot be started")?;
         let (mut workloads, status) = (control.watch_workloads(), control.watch_status());
-        let launcher = Rc::new(Launcher::new(control, settings, console));
-        let mut local_workloads = LocalWorkloads::new(Rc::clone(&launcher));
+        let command_builder = Rc::new(CommandBuilder::new(control, settings, console));
+        let mut local_workloads = LocalWorkloads::new(Rc::clone(&command_builder));
         local_workloads.set_desired(&workloads.borrow_and_update());
-        Ok(Self { launcher, local_workloads, workloads, status, _data: data })
+        Ok(Self { command_builder, local_workloads, workloads, status, _data: data })
     }
 
     /// Reconciles the processes with the registry until `future` completes, and returns its result.
@@ -92,7 +92,7 @@ impl LocalMesh {
         }
     }
 
-    /// Supervises the mesh until every workload is settled, for `max_wait` at most; true if it is.
+    /// Supervises the mesh until every workload is settled, for `max_wait` at most; true if all are.
     pub(crate) async fn wait_until_up(&mut self, max_wait: Duration) -> bool {
         let deadline = Instant::now() + max_wait;
         while !self.is_settled() {
@@ -106,17 +106,18 @@ impl LocalMesh {
         true
     }
 
-    /// Prints the workloads and examples of their use.
-    pub(crate) async fn print_summary(&self, hint: &str) {
+    /// Prints the workloads and example commands, with ` --data DIRECTORY` if `data_option` has it.
+    pub(crate) async fn print_summary(&self, data_option: &str) {
         let states = self.workload_states();
         let status = Arc::clone(&self.status.borrow());
         let mut members = Vec::new();
         for member in &states {
-            let namespace = self.launcher.placements().namespace_of(&member.workload.name).await;
+            let namespace =
+                self.command_builder.placements().namespace_of(&member.workload.name).await;
             members.push(SummaryWorkload { workload_state: member, namespace });
         }
-        let text = summary::render(&status, &members, hint);
-        self.launcher.console().print_text(OutputStream::Out, text).await;
+        let text = summary::render(&status, &members, data_option);
+        self.command_builder.console().print_text(OutputStream::Stdout, text).await;
         let is_waiting = |member: &&WorkloadState| !member.is_up();
         let waiting: Vec<String> = states
             .iter()
@@ -131,7 +132,7 @@ impl LocalMesh {
     /// Reloads the files.
     pub(crate) fn reload(&self) {
         tracing::info!("SIGHUP: reloading the files");
-        self.launcher.control().reload_files();
+        self.command_builder.control().reload_files();
     }
 
     /// Returns the URL of the control plane's page, if there is one.
@@ -147,21 +148,21 @@ impl LocalMesh {
     /// Resolves when a part of the control plane has ended unexpectedly. `stop` shuts the control plane down
     /// only after this future is dropped.
     pub(crate) fn control_ended(&self) -> impl Future<Output = EndedUnexpectedly> + use<> {
-        let launcher = Rc::clone(&self.launcher);
-        async move { launcher.control().wait_until_ended().await }
+        let command_builder = Rc::clone(&self.command_builder);
+        async move { command_builder.control().wait_until_ended().await }
     }
 
     /// Returns the running applications.
-    pub(super) fn runs(&self) -> ApplicationRuns {
-        self.launcher.runs().clone()
+    pub(super) fn running_applications(&self) -> ApplicationRuns {
+        self.command_builder.running_applications().clone()
     }
 
     /// Drains sidecars, then stops applications, then the control plane.
     pub(crate) async fn stop(mut self) {
         self.local_workloads.stop().await;
         drop(self.local_workloads);
-        if let Some(launcher) = Rc::into_inner(self.launcher) {
-            launcher.into_control().shutdown().await;
+        if let Some(command_builder) = Rc::into_inner(self.command_builder) {
+            command_builder.into_control().shutdown().await;
         }
     }
 
@@ -189,7 +190,7 @@ impl LocalMesh {
 /// The interval between two checks of starting applications, which can settle without an event.
 const SETTLE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Returns the placement of workloads. With namespaces the control plane listens on the gateway address, which
+/// Creates the placement of workloads. With namespaces the control plane listens on the gateway address, which
 /// all of them reach.
 fn create_placements(
     mut config: Config,
@@ -201,7 +202,7 @@ fn create_placements(
     Ok((config, Placements::Namespaces(Arc::new(Mutex::new(namespaces)))))
 }
 
-fn launcher_settings(
+fn build_launch_settings(
     config: &Config,
     options: &LocalMeshOptions,
     placements: Placements,
@@ -215,6 +216,6 @@ fn launcher_settings(
         sidecar_options,
         log_level: options.log_level.as_ref().map(|level| level.as_str().to_owned()),
         drain_timeout: options.drain_timeout,
-        open_files: options.open_files,
+        open_file_limit: options.open_file_limit,
     })
 }

@@ -12,7 +12,7 @@ use tokio::task::{self, JoinSet};
 use tokio::time::{Instant, sleep};
 
 use super::application::{self, ApplicationInputs, ApplicationPhase, ApplicationProgress};
-use super::launcher::Launcher;
+use super::command_builder::CommandBuilder;
 use super::placement::Placement;
 use super::restart::Restarts;
 use super::sidecar;
@@ -21,7 +21,7 @@ use crate::proxy::SidecarReport;
 
 /// The workloads of this machine, each with its processes.
 pub(super) struct LocalWorkloads {
-    launcher: Rc<Launcher>,
+    command_builder: Rc<CommandBuilder>,
     desired: BTreeMap<WorkloadName, Arc<Workload>>,
     members: BTreeMap<WorkloadName, LocalWorkload>,
     tasks: JoinSet<WorkloadName>,
@@ -35,18 +35,18 @@ struct LocalWorkload {
     reports: watch::Receiver<Option<SidecarReport>>,
     application: watch::Receiver<ApplicationProgress>,
     count_sender: watch::Sender<bool>,
-    /// True once the sidecar has ended permanently.
+    /// True once the sidecar has stopped permanently.
     drained: watch::Receiver<bool>,
-    /// The task that supervises its processes.
+    /// The task that supervises the processes.
     task: task::Id,
 }
 
-/// The lifecycle stage of a member.
+/// The lifecycle stage of a workload on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum WorkloadStage {
-    /// Its processes should run.
+    /// The processes of the workload should run.
     Running,
-    /// Its sidecar drains, then its application stops, and the member leaves.
+    /// The sidecar drains, then the application stops, and the workload is removed.
     Draining,
 }
 
@@ -145,9 +145,9 @@ impl WorkloadState {
 
 impl LocalWorkloads {
     /// Creates an empty set of workloads.
-    pub(super) fn new(launcher: Rc<Launcher>) -> Self {
+    pub(super) fn new(command_builder: Rc<CommandBuilder>) -> Self {
         Self {
-            launcher,
+            command_builder,
             desired: BTreeMap::new(),
             members: BTreeMap::new(),
             tasks: JoinSet::new(),
@@ -174,7 +174,7 @@ impl LocalWorkloads {
                         self.members.retain(|_, member| member.task != error.id());
                     }
                 }
-                // The workload may be wanted again with another account.
+                // The workload may have been added again with another account.
                 self.apply_desired();
             }
         }
@@ -205,7 +205,7 @@ impl LocalWorkloads {
             // An error means that the member has been removed.
             drop(drained.wait_for(|drained| *drained).await);
         }
-        self.wait_until_idle(self.launcher.drain_timeout() / 2).await;
+        self.wait_until_idle(self.command_builder.drain_timeout() / 2).await;
         for member in self.members.values() {
             member.advance_to(WorkloadStage::Draining);
         }
@@ -243,7 +243,7 @@ impl LocalWorkloads {
                 continue;
             }
             let member = LocalWorkload::start(
-                Rc::clone(&self.launcher),
+                Rc::clone(&self.command_builder),
                 Rc::clone(&self.changed),
                 workload,
                 &mut self.tasks,
@@ -255,7 +255,7 @@ impl LocalWorkloads {
 
 impl LocalWorkload {
     fn start(
-        launcher: Rc<Launcher>,
+        command_builder: Rc<CommandBuilder>,
         changed: Rc<Notify>,
         workload: &Arc<Workload>,
         tasks: &mut JoinSet<WorkloadName>,
@@ -265,24 +265,24 @@ impl LocalWorkload {
         let (stage, stage_receiver) = watch::channel(WorkloadStage::Running);
         let (report_sender, reports) = watch::channel(None);
         let (progress_sender, application) = watch::channel(ApplicationProgress::waiting());
-        let (count_sender, count_requests) = watch::channel(false);
+        let (count_sender, report_active_requests) = watch::channel(false);
         let (drained_sender, drained) = watch::channel(false);
         let mut channels = WorkloadChannels {
             workloads,
             stage_receiver,
             report: report_sender,
             state: progress_sender,
-            count_requests,
+            report_active_requests,
             drained_sender,
             changed,
         };
         let task = tasks.spawn_local(async move {
-            if let Some(placement) = channels.wait_for_placement(&launcher, &name).await {
-                channels.supervise(&launcher, &placement).await;
+            if let Some(placement) = channels.wait_for_placement(&command_builder, &name).await {
+                channels.supervise(&command_builder, &placement).await;
             }
             channels.drained_sender.send_replace(true);
-            launcher.control().applications().set_state(&name, None);
-            launcher.placements().release_workload(&name).await;
+            command_builder.control().applications().set_state(&name, None);
+            command_builder.placements().release_workload(&name).await;
             name
         });
         let task = task.id();
@@ -304,21 +304,21 @@ struct WorkloadChannels {
     stage_receiver: watch::Receiver<WorkloadStage>,
     report: watch::Sender<Option<SidecarReport>>,
     state: watch::Sender<ApplicationProgress>,
-    count_requests: watch::Receiver<bool>,
+    report_active_requests: watch::Receiver<bool>,
     drained_sender: watch::Sender<bool>,
     changed: Rc<Notify>,
 }
 
 impl WorkloadChannels {
-    /// Returns the placement of the member's processes once there is one; `None` if it is no longer wanted.
+    /// Returns the placement of the workload's processes once it exists; `None` if the workload is removed first.
     async fn wait_for_placement(
         &mut self,
-        launcher: &Launcher,
+        command_builder: &CommandBuilder,
         name: &WorkloadName,
     ) -> Option<Placement> {
         let mut restarts = Restarts::default();
         loop {
-            let error = match launcher.placements().place_workload(name).await {
+            let error = match command_builder.placements().place_workload(name).await {
                 Ok(placement) => return Some(placement),
                 Err(error) => error,
             };
@@ -332,7 +332,7 @@ impl WorkloadChannels {
     }
 
     /// Supervises both processes until the member has left.
-    async fn supervise(&self, launcher: &Launcher, placement: &Placement) {
+    async fn supervise(&self, command_builder: &CommandBuilder, placement: &Placement) {
         let initial_workload = self.workloads.borrow().clone();
         let (stop_application, application_stops) = watch::channel(false);
         let (stop_sidecar, sidecar_stops) = watch::channel(false);
@@ -341,9 +341,9 @@ impl WorkloadChannels {
             reports: self.report.subscribe(),
             stop: application_stops,
         };
-        let sidecar_inputs = sidecar::SidecarTaskInputs {
+        let sidecar_inputs = sidecar::SupervisorInputs {
             application: self.state.subscribe(),
-            count_requests: self.count_requests.clone(),
+            report_active_requests: self.report_active_requests.clone(),
             stop: sidecar_stops,
         };
         let mut stages = self.stage_receiver.clone();
@@ -354,7 +354,7 @@ impl WorkloadChannels {
         };
         let sidecar = async {
             sidecar::supervise(
-                launcher,
+                command_builder,
                 placement,
                 &initial_workload,
                 &self.report,
@@ -365,10 +365,10 @@ impl WorkloadChannels {
             stop_application.send_replace(true);
         };
         let notify = notify_changes(self.report.subscribe(), self.state.subscribe(), &self.changed);
-        let report = report_application(launcher, &initial_workload, self.state.subscribe());
+        let report = report_application(command_builder, &initial_workload, self.state.subscribe());
         let processes = async {
             tokio::join!(
-                application::supervise(launcher, placement, application_inputs, &self.state),
+                application::supervise(command_builder, placement, application_inputs, &self.state),
                 sidecar,
                 wait_for_drain,
             )
@@ -384,13 +384,13 @@ impl WorkloadChannels {
 
 /// Reports the state of an application to the control plane. Never returns.
 async fn report_application(
-    launcher: &Launcher,
+    command_builder: &CommandBuilder,
     workload: &Workload,
     mut progress: watch::Receiver<ApplicationProgress>,
 ) {
     loop {
         let application = progress.borrow_and_update().to_application();
-        launcher.control().applications().set_state(&workload.name, application);
+        command_builder.control().applications().set_state(&workload.name, application);
         if progress.changed().await.is_err() {
             return std::future::pending().await;
         }
@@ -413,7 +413,7 @@ async fn notify_changes(
     }
 }
 
-/// The longest time that the summary waits for an application to listen.
+/// The maximum time that the summary waits for an application to listen.
 const SUMMARY_START_TIMEOUT: Duration = Duration::from_secs(2);
 /// The number of consecutive exits after which the summary does not wait for an application.
 const MIN_FAILURES: u32 = 2;

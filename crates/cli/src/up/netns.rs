@@ -71,7 +71,7 @@ impl WorkloadNamespaces {
         }
         let bridge = format!("leno{}", std::process::id());
         let lock = leftovers::BridgeLock::new(&bridge)?;
-        for removed in leftovers::remove(Some(&bridge))? {
+        for removed in leftovers::remove_unused(Some(&bridge))? {
             tracing::info!(object = %removed, "removed a leftover of a killed mesh");
         }
         options.netns_subnet.reject_if_in_use()?;
@@ -92,10 +92,10 @@ impl WorkloadNamespaces {
     /// call.
     pub(super) fn place_workload(&mut self, workload: &WorkloadName) -> anyhow::Result<Placement> {
         if !self.namespaces.contains_key(workload) {
-            let host = self.free_host().context("all addresses of the subnet are in use")?;
+            let host = self.find_free_host().context("all addresses of the subnet are in use")?;
             let name = format!("{}-{host}", self.bridge);
             self.namespaces.insert(workload.clone(), WorkloadNamespace { name, host });
-            if let Err(error) = self.build(workload) {
+            if let Err(error) = self.build_namespace(workload) {
                 self.remove(workload);
                 return Err(error.context(format!("the namespace of {workload}")));
             }
@@ -109,18 +109,18 @@ impl WorkloadNamespaces {
         self.namespaces.get(workload).map(|namespace| namespace.name.clone())
     }
 
-    /// Removes a workload's namespace, after its processes have ended.
+    /// Removes a workload's namespace, after its processes have exited.
     pub(super) fn remove(&mut self, workload: &WorkloadName) {
         if let Some(namespace) = self.namespaces.remove(workload) {
             remove_namespace(&namespace.name);
         }
     }
 
-    fn build(&self, workload: &WorkloadName) -> anyhow::Result<()> {
+    fn build_namespace(&self, workload: &WorkloadName) -> anyhow::Result<()> {
         let WorkloadNamespace { name, host } = &self.namespaces[workload];
         let address = format!("{}/16", self.options.netns_subnet.host_address(*host));
         let gateway = self.gateway().to_string();
-        let host_end = host_link(name);
+        let host_end = host_interface(name);
         run_ip(&["netns", "add", name])?;
         run_ip(&["link", "add", &host_end, "type", "veth", "peer", "name", "eth0", "netns", name])?;
         run_ip(&["link", "set", &host_end, "master", &self.bridge, "up"])?;
@@ -136,7 +136,7 @@ impl WorkloadNamespaces {
             run_ip(&["-n", name, "-6", "route", "add", "default", "dev", "eth0"])?;
         }
         let own_address = self.options.netns_subnet.host_address(*host);
-        let rules = redirection_rules(self.gateway(), own_address, &self.options);
+        let rules = render_redirection_rules(self.gateway(), own_address, &self.options);
         run_with_input("ip", &["netns", "exec", name, "nft", "-f", "-"], &rules)?;
         let etc = etc_directory(name);
         std::fs::create_dir_all(&etc).with_context(|| etc.display().to_string())?;
@@ -149,7 +149,7 @@ impl WorkloadNamespaces {
             .with_context(|| format!("{}/resolv.conf", etc.display()))
     }
 
-    fn free_host(&self) -> Option<u16> {
+    fn find_free_host(&self) -> Option<u16> {
         let used_hosts: Vec<u16> =
             self.namespaces.values().map(|namespace| namespace.host).collect();
         (FIRST_HOST..=LAST_HOST).find(|host| !used_hosts.contains(host))
@@ -161,7 +161,7 @@ impl Drop for WorkloadNamespaces {
         for namespace in self.namespaces.values() {
             remove_namespace(&namespace.name);
         }
-        run_ip_best_effort(&["link", "del", &self.bridge]);
+        run_ip_for_cleanup(&["link", "del", &self.bridge]);
     }
 }
 
@@ -178,7 +178,7 @@ impl Subnet {
     /// Returns an error if this machine already routes a part of the network. A wider route is no conflict: the
     /// more specific route wins.
     fn reject_if_in_use(self) -> anyhow::Result<()> {
-        let Some(IpRoute { dst, dev }) = self.routes_within()?.into_iter().next() else {
+        let Some(IpRoute { dst, dev }) = self.read_routes()?.into_iter().next() else {
             return Ok(());
         };
         let device_text = dev.map(|device| match leftovers::creator_pid(&device) {
@@ -196,7 +196,7 @@ impl Subnet {
     }
 
     /// Returns the routes to the network and its parts, from all routing tables.
-    fn routes_within(self) -> anyhow::Result<Vec<IpRoute>> {
+    fn read_routes(self) -> anyhow::Result<Vec<IpRoute>> {
         let network = self.to_string();
         let output = run_ip(&["-json", "-4", "route", "show", "table", "all", "root", &network])?;
         // Without a route the output is empty, or an empty list.
@@ -251,20 +251,24 @@ fn has_v6() -> bool {
     disabled.is_ok_and(|disabled| disabled.trim() == "0")
 }
 
-/// Returns the nftables rules. Outbound TCP connections go to the sidecar, except its own (by mark); inbound
+/// Renders the nftables rules. Outbound TCP connections go to the sidecar, except its own (by mark); inbound
 /// connections from other namespaces and the host as well. All other IPv6 traffic of the interface is dropped,
 /// so that it cannot bypass the sidecar.
-fn redirection_rules(gateway: Ipv4Addr, own_address: Ipv4Addr, options: &NetnsOptions) -> String {
+fn render_redirection_rules(
+    gateway: Ipv4Addr,
+    own_address: Ipv4Addr,
+    options: &NetnsOptions,
+) -> String {
     let return_rule = |match_text: &str, items: Vec<String>| match items.is_empty() {
         true => String::new(),
         false => format!("    {match_text} {{ {} }} return\n", items.join(", ")),
     };
     let ports = |ports: &[u16]| ports.iter().map(u16::to_string).collect();
     let outbound_ports = return_rule("tcp dport", ports(&options.exclude_outbound_ports));
-    let ranges = |version: &str| {
+    let ranges = |family: &str| {
         let ranges = options.exclude_outbound_ranges.iter();
-        let matching = ranges.filter(|range| range.version() == version).map(ToString::to_string);
-        return_rule(&format!("{version} daddr"), matching.collect())
+        let matching = ranges.filter(|range| range.nft_family() == family).map(ToString::to_string);
+        return_rule(&format!("{family} daddr"), matching.collect())
     };
     let (outbound_ranges, outbound_ranges_v6) = (ranges("ip"), ranges("ip6"));
     let inbound_ports = return_rule("tcp dport", ports(&options.exclude_inbound_ports));
@@ -314,7 +318,7 @@ fn run_with_input(program: &str, arguments: &[&str], input: &str) -> anyhow::Res
 }
 
 /// Runs `ip` during cleanup, which continues after errors. The object may already be removed.
-fn run_ip_best_effort(arguments: &[&str]) {
+fn run_ip_for_cleanup(arguments: &[&str]) {
     if let Err(error) = run_ip(arguments) {
         tracing::debug!(%error, "cleaning up");
     }
@@ -322,8 +326,8 @@ fn run_ip_best_effort(arguments: &[&str]) {
 
 fn remove_namespace(name: &str) {
     // A closing socket keeps a namespace and its link for a minute after the name is removed.
-    run_ip_best_effort(&["link", "del", &host_link(name)]);
-    run_ip_best_effort(&["netns", "del", name]);
+    run_ip_for_cleanup(&["link", "del", &host_interface(name)]);
+    run_ip_for_cleanup(&["netns", "del", name]);
     let etc = etc_directory(name);
     if let Err(error) = std::fs::remove_dir_all(&etc) {
         tracing::debug!(%error, path = %etc.display(), "cleaning up");
@@ -331,7 +335,7 @@ fn remove_namespace(name: &str) {
 }
 
 /// Returns the name of the host end of a namespace's link; 15 bytes at most.
-fn host_link(namespace: &str) -> String {
+fn host_interface(namespace: &str) -> String {
     namespace.replacen("leno", "ln", 1)
 }
 
@@ -342,8 +346,9 @@ fn etc_directory(name: &str) -> PathBuf {
 
 /// The IPv6 prefix of the namespaces' own addresses, unreachable from outside.
 const NETWORK_V6: &str = "fd6c:656e:6f00:1::";
-/// Host numbers in the subnet: after the gateway, before the broadcast address.
+/// The first host number for workloads, after that of the gateway.
 const FIRST_HOST: u16 = 2;
+/// The last host number of the subnet, before the broadcast address.
 const LAST_HOST: u16 = 65_534;
 /// The port of a sidecar's admin endpoint in its namespace, the same as in OSM.
 const ADMIN_PORT: u16 = 15_000;
@@ -361,7 +366,7 @@ mod tests {
             exclude_inbound_ports: vec![8080],
         };
         let (gateway, own_address) = (Ipv4Addr::new(10, 213, 0, 1), Ipv4Addr::new(10, 213, 0, 2));
-        let rules = redirection_rules(gateway, own_address, &options);
+        let rules = render_redirection_rules(gateway, own_address, &options);
         let position =
             |text: &str| rules.find(text).unwrap_or_else(|| panic!("no `{text}` in {rules}"));
         assert!(position("tcp dport { 25, 53 } return") < position("redirect to :15001"));

@@ -12,18 +12,18 @@ use super::netns::WorkloadNamespaces;
 /// The placement of a mesh's workloads.
 #[derive(Debug)]
 pub(super) enum Placements {
-    /// In the host's network namespace: traffic goes through outbound listeners on loopback.
+    /// All workloads run in the host's network namespace, and call services through outbound listeners on loopback.
     OpenListeners,
-    /// Each in its own network namespace, with its traffic redirected.
+    /// Each workload runs in its own network namespace, with its traffic redirected.
     Namespaces(Arc<Mutex<WorkloadNamespaces>>),
 }
 
 /// The placement of one workload.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Placement {
-    /// The command line before the command of each of its processes; empty by default.
+    /// The command that wraps the command of each process of the workload; empty by default.
     pub(super) wrapper: Vec<OsString>,
-    /// Options of its sidecar that select how it receives traffic.
+    /// Options of the sidecar that select how it receives traffic.
     pub(super) sidecar_options: Vec<OsString>,
 }
 
@@ -62,7 +62,7 @@ impl Placements {
         }
     }
 
-    /// Removes a workload's namespace, after its processes have ended.
+    /// Removes a workload's namespace, after its processes have exited.
     pub(super) async fn release_workload(&self, workload: &WorkloadName) {
         let name = workload.clone();
         let result = match self {

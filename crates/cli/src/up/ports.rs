@@ -20,17 +20,17 @@ use super::sockets::{self, ListeningSocket};
 /// The state of one port of a running application.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ObservedPort {
-    /// No process listens there yet, or the first readiness check has not succeeded.
+    /// No process listens on the port yet, or the first readiness check has not succeeded.
     Starting,
-    /// Like `Starting`, for longer than requests wait for the start. The problem is reported.
+    /// The port has been starting for longer than requests wait for the start. The problem is reported.
     Overdue(&'static str),
-    /// The application listens there, and its readiness check succeeds.
+    /// The application listens on the port, and its readiness check succeeds.
     Ready,
-    /// No process listens there, although the port was ready before or the start timeout has expired.
+    /// No process listens on the port, although the port was ready before or the start timeout has expired.
     NotListening,
-    /// The application listens there, and its readiness check fails.
+    /// The application listens on the port, and its readiness check fails.
     Unready,
-    /// Another process listens there.
+    /// Another process, with this description, listens on the port.
     Taken(String),
 }
 
@@ -60,21 +60,22 @@ pub(super) type Ports = BTreeMap<u16, ObservedPort>;
 pub(super) struct ObservedApplication {
     pub(super) pid: i32,
     pub(super) workload: watch::Receiver<Arc<Workload>>,
-    /// The listening sockets before its start.
+    /// The inodes of the listening sockets before its start.
     pub(super) listening_before: BTreeSet<u64>,
     /// True if it runs in its own network namespace.
     pub(super) has_own_namespace: bool,
 }
 
-/// State kept between two checks.
+/// The results of earlier checks that the next check needs.
 #[derive(Debug, Clone, Default)]
 struct PortMemory {
-    /// Sockets of the application itself.
-    own: BTreeSet<u64>,
-    /// Sockets of other processes, with descriptions of these.
-    foreign: BTreeMap<u64, String>,
+    /// The inodes of the application's own sockets.
+    own_sockets: BTreeSet<u64>,
+    /// The inodes of other processes' sockets, with descriptions of the processes.
+    other_sockets: BTreeMap<u64, String>,
     /// Consecutive failures of the readiness check.
     failures: u32,
+    /// True if all ports have been ready at the same time.
     was_ready: bool,
     /// True if the readiness check has succeeded once.
     was_checked: bool,
@@ -87,7 +88,7 @@ pub(super) fn listening_inodes() -> BTreeSet<u64> {
 }
 
 /// Publishes the states of the application's ports until dropped.
-pub(super) async fn observe(observed: ObservedApplication, states: &watch::Sender<Ports>) {
+pub(super) async fn observe_ports(observed: ObservedApplication, states: &watch::Sender<Ports>) {
     let start = Instant::now();
     let mut memory = PortMemory::default();
     let mut delay = FIRST_CHECK_DELAY;
@@ -117,8 +118,8 @@ fn check_ports(observed: &ObservedApplication, memory: &mut PortMemory, age: Dur
     let workload = observed.workload.borrow().clone();
     let sockets = sockets::listening_sockets(observed.pid);
     let inodes: BTreeSet<u64> = sockets.iter().map(|socket| socket.inode).collect();
-    memory.own.retain(|inode| inodes.contains(inode));
-    memory.foreign.retain(|inode, _| inodes.contains(inode));
+    memory.own_sockets.retain(|inode| inodes.contains(inode));
+    memory.other_sockets.retain(|inode, _| inodes.contains(inode));
     let mut ports: Ports = BTreeMap::new();
     for port in &workload.ports {
         let address = SocketAddr::new(workload.address, port.port);
@@ -127,7 +128,7 @@ fn check_ports(observed: &ObservedApplication, memory: &mut PortMemory, age: Dur
             PortOwner::Unowned if age >= START_TIMEOUT || memory.was_ready => {
                 ObservedPort::NotListening
             }
-            PortOwner::Unowned => starting_port(age, PORT_SILENT),
+            PortOwner::Unowned => starting_state(age, PORT_SILENT),
             PortOwner::Application => ObservedPort::Ready,
             PortOwner::Other(holder) => ObservedPort::Taken(holder),
         };
@@ -137,7 +138,8 @@ fn check_ports(observed: &ObservedApplication, memory: &mut PortMemory, age: Dur
         && ports.get(&http_get.port) == Some(&ObservedPort::Ready)
     {
         let address = SocketAddr::new(workload.address, http_get.port);
-        ports.insert(http_get.port, check_port(observed, address, &http_get.path, memory, age));
+        ports
+            .insert(http_get.port, check_readiness(observed, address, &http_get.path, memory, age));
     }
     memory.was_ready |= ports.values().all(|port| *port == ObservedPort::Ready);
     ports
@@ -161,7 +163,7 @@ fn find_owner(
     sockets: &[&ListeningSocket],
 ) -> PortOwner {
     let is_known = |memory: &PortMemory, inode: u64| {
-        memory.own.contains(&inode) || memory.foreign.contains_key(&inode)
+        memory.own_sockets.contains(&inode) || memory.other_sockets.contains_key(&inode)
     };
     let unknown =
         sockets.iter().map(|socket| socket.inode).filter(|inode| !is_known(memory, *inode));
@@ -170,7 +172,7 @@ fn find_owner(
         if unknown.is_empty() { BTreeSet::new() } else { application_processes(observed.pid) };
     for inode in unknown {
         if sockets::find_holder(inode, own_pids.iter().copied()).is_some() {
-            memory.own.insert(inode);
+            memory.own_sockets.insert(inode);
             continue;
         }
         let other_pids = sockets::all_pids().filter(|pid| !own_pids.contains(pid));
@@ -179,9 +181,9 @@ fn find_owner(
             None if observed.listening_before.contains(&inode) => "another process".to_owned(),
             None => continue,
         };
-        memory.foreign.insert(inode, holder);
+        memory.other_sockets.insert(inode, holder);
     }
-    match sockets.iter().find_map(|socket| memory.foreign.get(&socket.inode)) {
+    match sockets.iter().find_map(|socket| memory.other_sockets.get(&socket.inode)) {
         Some(holder) => PortOwner::Other(holder.clone()),
         None if sockets.is_empty() => PortOwner::Unowned,
         None => PortOwner::Application,
@@ -199,7 +201,7 @@ fn application_processes(pid: i32) -> BTreeSet<i32> {
 }
 
 /// Returns the state of a port on which the application listens, from its readiness check.
-fn check_port(
+fn check_readiness(
     observed: &ObservedApplication,
     address: SocketAddr,
     path: &str,
@@ -227,12 +229,12 @@ fn check_port(
         true => ObservedPort::Ready,
         false if memory.was_checked && memory.failures < MAX_FAILURES => ObservedPort::Ready,
         false if memory.was_checked || age >= START_TIMEOUT => ObservedPort::Unready,
-        false => starting_port(age, PORT_UNREADY),
+        false => starting_state(age, PORT_UNREADY),
     }
 }
 
 /// Returns the state of a port that is not ready at this age. Requests wait in either state.
-fn starting_port(age: Duration, problem: &'static str) -> ObservedPort {
+fn starting_state(age: Duration, problem: &'static str) -> ObservedPort {
     if age >= OVERDUE_AGE { ObservedPort::Overdue(problem) } else { ObservedPort::Starting }
 }
 
@@ -250,20 +252,20 @@ fn send_readiness_request(address: SocketAddr, path: &str) -> std::io::Result<bo
 
 /// The base of the growing interval between checks while the application starts.
 const FIRST_CHECK_DELAY: Duration = Duration::from_millis(10);
-/// The longest interval while the application starts.
+/// The maximum interval between checks while the application starts.
 const STARTUP_CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// The interval after the start.
+/// The interval between checks after the start.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// The age from which a port that is not ready is reported as a problem. Requests wait for 10 s at most and
 /// then fail.
 const OVERDUE_AGE: Duration = Duration::from_secs(12);
 /// The start timeout of an application.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// Consecutive failures of the readiness check after which connections are not forwarded.
+/// The number of consecutive failures of the readiness check after which connections are not forwarded.
 const MAX_FAILURES: u32 = 3;
 /// The timeout of each step of the check.
 const READINESS_TIMEOUT: Duration = Duration::from_secs(1);
-/// The length of `HTTP/1.1 200`.
+/// The length of `HTTP/1.1 200`, in bytes.
 const STATUS_BYTES: usize = 12;
 
 #[cfg(test)]
@@ -298,22 +300,31 @@ mod tests {
         assert_eq!(ports[&port], ObservedPort::Ready);
         // The test process is outside the tree of the child.
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let other = i32::try_from(child.id()).unwrap();
-        let ports =
-            check_ports(&observe_process(other, port), &mut PortMemory::default(), Duration::ZERO);
+        let other_pid = i32::try_from(child.id()).unwrap();
+        let ports = check_ports(
+            &observe_process(other_pid, port),
+            &mut PortMemory::default(),
+            Duration::ZERO,
+        );
         let ObservedPort::Taken(holder) = &ports[&port] else { panic!("{ports:?}") };
         assert!(holder.contains(&format!("process {own_pid}")), "{holder}");
         drop(socket);
-        let ports =
-            check_ports(&observe_process(other, port), &mut PortMemory::default(), Duration::ZERO);
+        let ports = check_ports(
+            &observe_process(other_pid, port),
+            &mut PortMemory::default(),
+            Duration::ZERO,
+        );
         assert_eq!(ports[&port], ObservedPort::Starting);
         // Requests fail after 10 s; the start timeout is 60 s.
         let ports =
-            check_ports(&observe_process(other, port), &mut PortMemory::default(), OVERDUE_AGE);
+            check_ports(&observe_process(other_pid, port), &mut PortMemory::default(), OVERDUE_AGE);
         assert_eq!(ports[&port], ObservedPort::Overdue(PORT_SILENT));
         assert_eq!(ports[&port].describe_problem().as_deref(), Some(PORT_SILENT));
-        let ports =
-            check_ports(&observe_process(other, port), &mut PortMemory::default(), START_TIMEOUT);
+        let ports = check_ports(
+            &observe_process(other_pid, port),
+            &mut PortMemory::default(),
+            START_TIMEOUT,
+        );
         assert_eq!(ports[&port], ObservedPort::NotListening);
         child.kill().unwrap();
         child.wait().unwrap();
@@ -327,8 +338,8 @@ mod tests {
 
     #[test]
     fn a_port_is_ready_for_a_process_with_the_variable_of_the_application() {
-        let mut first = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let pid = i32::try_from(first.id()).unwrap();
+        let mut leader = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = i32::try_from(leader.id()).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap().port();
         let mut daemon =
@@ -336,7 +347,7 @@ mod tests {
         let ports =
             check_ports(&observe_process(pid, port), &mut PortMemory::default(), Duration::ZERO);
         assert_eq!(ports[&port], ObservedPort::Ready);
-        for child in [&mut first, &mut daemon] {
+        for child in [&mut leader, &mut daemon] {
             child.kill().unwrap();
             child.wait().unwrap();
         }
@@ -345,7 +356,7 @@ mod tests {
     /// The kernel distributes connections between both.
     #[test]
     fn a_port_shared_with_another_process_is_taken() {
-        let shared = |port: u16| {
+        let bind_shared = |port: u16| {
             let (domain, kind, flags) =
                 (AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC);
             let socket = rustix::net::socket_with(domain, kind, flags, None).unwrap();
@@ -354,7 +365,7 @@ mod tests {
             rustix::net::listen(&socket, 1).unwrap();
             TcpListener::from(socket)
         };
-        let first = shared(0);
+        let first = bind_shared(0);
         let port = first.local_addr().unwrap().port();
         let mut holder_process = start_holder(first, None);
         let pid = i32::try_from(holder_process.id()).unwrap();
@@ -362,7 +373,7 @@ mod tests {
         let mut state =
             || check_ports(&observe_process(pid, port), &mut memory, Duration::ZERO)[&port].clone();
         assert_eq!(state(), ObservedPort::Ready);
-        let _second = shared(port);
+        let _second = bind_shared(port);
         let ObservedPort::Taken(holder) = state() else { panic!("it is taken") };
         assert!(holder.contains(&format!("process {}", std::process::id())), "{holder}");
         holder_process.kill().unwrap();

@@ -1,4 +1,4 @@
-//! Process groups of applications, recorded in the data directory: the next start ends those that a killed
+//! Process groups of applications, recorded in the data directory: the next start kills those that a killed
 //! `leno up` left.
 
 use std::collections::BTreeMap;
@@ -17,10 +17,10 @@ use tokio::time::{Instant, sleep};
 
 use super::descendants::ApplicationRun;
 use super::sockets::{self, ProcessEntry};
-use crate::data_directory::create_private;
+use crate::data_directory::create_private_directory;
 use crate::output;
 
-/// A process group, with the data that distinguishes it from a later one of the same ID.
+/// A process group, with the data that distinguishes it from a later group with the same ID.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct ProcessGroup {
     /// The boot ID.
@@ -87,13 +87,13 @@ fn write_record(path: &Path, pid: i32) -> anyhow::Result<()> {
     let group = ProcessGroup { boot, namespace, leader: group, started, session, supervisor };
     let text = serde_json::to_vec(&group)?;
     if let Some(directory) = path.parent() {
-        create_private(directory)?;
+        create_private_directory(directory)?;
     }
     leno_identity::replace_private(path, &text)
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Removes the record of a process group that has ended.
+/// Removes the record of a process group without remaining processes.
 pub(super) fn remove_record(path: &Path) {
     if let Err(error) = fs::remove_file(path)
         && error.kind() != ErrorKind::NotFound
@@ -102,10 +102,10 @@ pub(super) fn remove_record(path: &Path) {
     }
 }
 
-/// Ends the processes of applications that a killed `leno up` left, and returns their descriptions. The caller
+/// Kills the processes of applications that a killed `leno up` left, and returns their descriptions. The caller
 /// has claimed the data directory, so that no other `leno up` runs them.
-pub(super) async fn end_leftovers(data: &Path) -> Vec<String> {
-    let mut ended = Vec::new();
+pub(super) async fn stop_leftovers(data: &Path) -> Vec<String> {
+    let mut killed = Vec::new();
     for path in
         list_files(&data.join(RECORDS_DIRECTORY)).iter().flat_map(|namespace| list_files(namespace))
     {
@@ -113,10 +113,10 @@ pub(super) async fn end_leftovers(data: &Path) -> Vec<String> {
         let group = text.and_then(|text| serde_json::from_slice::<ProcessGroup>(&text).ok());
         let has_ended = match group {
             Some(group) if group.is_leftover() => {
-                ended.extend(group.kill_all().await);
+                killed.extend(group.kill_all().await);
                 // Processes that left the group.
                 let run = ApplicationRun::new(&group.namespace, group.leader, group.started);
-                ended.extend(run.wait_or_kill(Duration::ZERO).await);
+                killed.extend(run.wait_or_kill(Duration::ZERO).await);
                 group.living_members().is_empty() && run.member_processes().is_empty()
             }
             // Its supervisor may be running and need the record.
@@ -127,11 +127,11 @@ pub(super) async fn end_leftovers(data: &Path) -> Vec<String> {
             remove_record(&path);
         }
     }
-    ended
+    killed
 }
 
 impl ProcessGroup {
-    /// True if it belongs to this boot and PID namespace and its supervisor has ended. The lock of a data
+    /// True if the group belongs to this boot and PID namespace and its supervisor has exited. The lock of a data
     /// directory does not prove the latter: the directory may have been removed while in use.
     fn is_leftover(&self) -> bool {
         let (supervisor, started) = self.supervisor;
@@ -216,10 +216,13 @@ fn list_files(directory: &Path) -> Vec<PathBuf> {
 const RECORDS_DIRECTORY: &str = "applications";
 /// The maximum size of a record, which has a few short fields.
 const MAX_RECORD_BYTES: u64 = 4096;
+/// The file with the ID of this boot.
 const BOOT_ID_FILE: &str = "/proc/sys/kernel/random/boot_id";
+/// The link that identifies the PID namespace of this process.
 const PID_NAMESPACE_LINK: &str = "/proc/self/ns/pid";
-/// The time for killed processes to end. The kernel needs no longer, unless a process hangs in a system call.
+/// The time for killed processes to exit. The kernel needs no longer, unless a process hangs in a system call.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// The interval between two checks for remaining processes.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// The interval between two checks of the record of a running application.
 const RECORD_CHECK_INTERVAL: Duration = Duration::from_secs(2);
@@ -249,13 +252,13 @@ mod tests {
 
     fn write_group(data: &Path, group: &ProcessGroup) -> PathBuf {
         let path = record_path(data, &"shop/cart-1".parse().unwrap());
-        create_private(path.parent().unwrap()).unwrap();
+        create_private_directory(path.parent().unwrap()).unwrap();
         leno_identity::replace_private(&path, &serde_json::to_vec(group).unwrap()).unwrap();
         path
     }
 
     #[tokio::test]
-    async fn leftovers_of_a_killed_leader_are_ended_without_other_groups() {
+    async fn leftovers_of_a_killed_leader_are_killed_without_other_groups() {
         let data = tempfile::tempdir().unwrap();
         let (group, _shell) = start_orphans();
         assert_eq!(group.living_members().len(), 1);
@@ -277,15 +280,15 @@ mod tests {
             (changed(&|group| (group.leader, group.started) = (own_pid, 1)), false),
         ] {
             let path = write_group(data.path(), &changed);
-            assert_eq!(end_leftovers(data.path()).await, [""; 0], "{changed:?}");
+            assert_eq!(stop_leftovers(data.path()).await, [""; 0], "{changed:?}");
             assert_eq!(path.exists(), stays, "{changed:?}");
             assert_eq!(group.living_members().len(), 1);
         }
         write_group(data.path(), &group);
-        let ended = end_leftovers(data.path()).await;
+        let ended = stop_leftovers(data.path()).await;
         assert!(ended.len() == 1 && ended[0].starts_with("sleep (process "), "{ended:?}");
         assert!(group.living_members().is_empty());
-        assert_eq!(end_leftovers(data.path()).await, [""; 0]);
+        assert_eq!(stop_leftovers(data.path()).await, [""; 0]);
     }
 
     #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Counts consecutive failures.
+/// The restart back-off of one process: counts its consecutive failures.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Restarts {
     failures: u32,
@@ -14,9 +14,9 @@ impl Restarts {
         if lifetime >= HEALTHY_LIFETIME {
             self.failures = 0;
         }
-        let delay = MIN_DELAY.saturating_mul(1 << self.failures.min(MAX_DOUBLINGS));
+        let delay = MIN_RESTART_DELAY.saturating_mul(1 << self.failures.min(MAX_DOUBLINGS));
         self.failures = self.failures.saturating_add(1);
-        delay.min(MAX_DELAY)
+        delay.min(MAX_RESTART_DELAY)
     }
 
     /// Returns the number of consecutive failures.
@@ -32,8 +32,10 @@ impl Restarts {
 
 /// A process that ran for this time was healthy: its exit counts as a first failure.
 const HEALTHY_LIFETIME: Duration = Duration::from_secs(30);
-const MIN_DELAY: Duration = Duration::from_millis(100);
-const MAX_DELAY: Duration = Duration::from_secs(5);
+/// The delay before the restart after a first failure.
+const MIN_RESTART_DELAY: Duration = Duration::from_millis(100);
+/// The maximum delay before a restart.
+const MAX_RESTART_DELAY: Duration = Duration::from_secs(5);
 /// The maximum number of doublings, enough to exceed the longest delay.
 const MAX_DOUBLINGS: u32 = 6;
 

@@ -1,4 +1,4 @@
-//! Supervisor of a workload's sidecar: starts it, and restarts it while it is wanted.
+//! Supervisor of a workload's sidecar: starts it, and restarts it after an exit until the workload stops.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as SocketPair;
@@ -17,27 +17,27 @@ use tokio::time::{Instant, sleep};
 
 use super::application::ApplicationProgress;
 use super::child::{ChildProcess, StopOutcome, StopScope};
+use super::command_builder::CommandBuilder;
 use super::console::LineSource;
-use super::launcher::Launcher;
 use super::placement::Placement;
 use super::restart::Restarts;
 use crate::output;
 use crate::proxy::{SidecarReport, SupervisorOrder};
 
-/// Keeps the sidecar of a workload running until `stop`. `reports` holds its last report while it runs, `None`
-/// otherwise.
+/// Keeps the sidecar of a workload running until `stop`. `reports` holds the last report while the sidecar runs,
+/// `None` otherwise.
 pub(super) async fn supervise(
-    launcher: &Launcher,
+    command_builder: &CommandBuilder,
     placement: &Placement,
     workload: &Workload,
     reports: &watch::Sender<Option<SidecarReport>>,
-    mut inputs: SidecarTaskInputs,
+    mut inputs: SupervisorInputs,
 ) {
     let name = &workload.name;
     let mut restarts = Restarts::default();
     while !*inputs.stop.borrow() {
         let start = Instant::now();
-        let exit = run_once(launcher, placement, workload, reports, &mut inputs).await;
+        let exit = run_sidecar(command_builder, placement, workload, reports, &mut inputs).await;
         reports.send_replace(None);
         let reason = match exit {
             Ok(SidecarExit::Stopped(StopOutcome::Graceful)) => return,
@@ -45,7 +45,7 @@ pub(super) async fn supervise(
                 return tracing::warn!(%name, "the sidecar did not drain in time and was killed");
             }
             Ok(SidecarExit::Exited(status)) => status.to_string(),
-            Ok(SidecarExit::Replaced) => REPLACED.to_owned(),
+            Ok(SidecarExit::Replaced) => REPLACED_REASON.to_owned(),
             Err(error) => output::format_error(&error),
         };
         let delay = restarts.delay_after(start.elapsed());
@@ -58,58 +58,64 @@ pub(super) async fn supervise(
 }
 
 /// Inputs of a sidecar's supervisor.
-pub(super) struct SidecarTaskInputs {
-    /// The state of its application.
+pub(super) struct SupervisorInputs {
+    /// The state of the workload's application.
     pub(super) application: watch::Receiver<ApplicationProgress>,
     /// True if the sidecar should report its requests in progress.
-    pub(super) count_requests: watch::Receiver<bool>,
-    /// True if it should stop permanently.
+    pub(super) report_active_requests: watch::Receiver<bool>,
+    /// True if the sidecar should stop permanently.
     pub(super) stop: watch::Receiver<bool>,
 }
 
-/// The end of a run.
+/// The reason why a run of a sidecar ended.
 enum SidecarExit {
+    /// The supervisor stopped the sidecar permanently.
     Stopped(StopOutcome),
+    /// The sidecar exited by itself.
     Exited(ExitStatus),
-    /// Another sidecar joined in its place.
+    /// The supervisor stopped the sidecar, because another sidecar had joined in its place.
     Replaced,
 }
 
-async fn run_once(
-    launcher: &Launcher,
+async fn run_sidecar(
+    command_builder: &CommandBuilder,
     placement: &Placement,
     workload: &Workload,
     reports: &watch::Sender<Option<SidecarReport>>,
-    inputs: &mut SidecarTaskInputs,
+    inputs: &mut SupervisorInputs,
 ) -> anyhow::Result<SidecarExit> {
-    let mut command = launcher.sidecar_command(workload, placement)?;
+    let mut command = command_builder.sidecar_command(workload, placement)?;
     let (socket, child_socket) = SocketPair::pair().context("a socket for its reports")?;
     command.stdin(Stdio::from(OwnedFd::from(child_socket)));
     let name = workload.name.to_string();
     let line_source = LineSource::new(format!("{name} sidecar"), &name);
     let mut child =
-        ChildProcess::spawn(command, StopScope::Process, launcher.console(), &line_source)
+        ChildProcess::spawn(command, StopScope::Process, command_builder.console(), &line_source)
             .context("the sidecar cannot be started")?;
     socket.set_nonblocking(true).context("the socket of its reports")?;
     let socket = UnixStream::from_std(socket).context("the socket of its reports")?;
     let (report_reader, order_writer) = socket.into_split();
     let receive = receive_reports(report_reader, reports);
-    let send = send_orders(order_writer, inputs.application.clone(), inputs.count_requests.clone());
-    let replaced = wait_until_replaced(launcher.replaced_sidecars(), &workload.name);
+    let send = send_orders(
+        order_writer,
+        inputs.application.clone(),
+        inputs.report_active_requests.clone(),
+    );
+    let replaced = wait_until_replaced(command_builder.replaced_sidecars(), &workload.name);
     tokio::pin!(receive, send, replaced);
     let (mut is_receiving, mut is_sending) = (true, true);
     loop {
         tokio::select! {
-            status = child.wait_until_ended() => {
+            status = child.wait_until_exited() => {
                 child.finish_output().await;
                 return Ok(SidecarExit::Exited(status?));
             }
             _ = inputs.stop.wait_for(|stop| *stop) => {
-                let max_wait = launcher.drain_timeout() + DRAIN_GRACE;
+                let max_wait = command_builder.drain_timeout() + DRAIN_GRACE;
                 return Ok(SidecarExit::Stopped(child.stop(max_wait).await));
             }
             () = &mut replaced => {
-                let max_wait = launcher.drain_timeout() + DRAIN_GRACE;
+                let max_wait = command_builder.drain_timeout() + DRAIN_GRACE;
                 child.stop(max_wait).await;
                 return Ok(SidecarExit::Replaced);
             }
@@ -139,13 +145,14 @@ async fn wait_until_replaced(
 async fn send_orders(
     mut socket: OwnedWriteHalf,
     mut application: watch::Receiver<ApplicationProgress>,
-    mut count_requests: watch::Receiver<bool>,
+    mut report_active_requests: watch::Receiver<bool>,
 ) {
     let mut last_order = None;
     loop {
         let application_order = application.borrow_and_update().to_order();
         let order = SupervisorOrder {
-            count_requests: *count_requests.borrow_and_update() || application_order.count_requests,
+            count_requests: *report_active_requests.borrow_and_update()
+                || application_order.count_requests,
             ..application_order
         };
         if last_order.as_ref() != Some(&order) {
@@ -157,7 +164,7 @@ async fn send_orders(
         }
         tokio::select! {
             Ok(()) = application.changed() => {}
-            Ok(()) = count_requests.changed() => {}
+            Ok(()) = report_active_requests.changed() => {}
             else => return,
         }
     }
@@ -173,7 +180,7 @@ pub(super) async fn wait_until_idle(is_busy: impl Fn() -> bool, max_wait: Durati
     }
 }
 
-/// Receives reports until the sidecar ends or sends one that cannot be parsed.
+/// Receives reports until the sidecar exits or sends a report that cannot be parsed.
 async fn receive_reports(socket: OwnedReadHalf, reports: &watch::Sender<Option<SidecarReport>>) {
     let mut socket = BufReader::new(socket);
     let mut line = String::new();
@@ -192,10 +199,10 @@ async fn receive_reports(socket: OwnedReadHalf, reports: &watch::Sender<Option<S
 
 /// The interval between two checks of the requests in progress.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(25);
-/// Consecutive idle checks that are required: reports of different sidecars are of different times.
+/// The required number of consecutive idle checks: the reports of sidecars are from different times.
 const MIN_IDLE_CHECKS: u32 = 5;
 /// The reason for the restart of a replaced sidecar.
-const REPLACED: &str =
+const REPLACED_REASON: &str =
     "another sidecar of the workload replaced it with a join token, and has disconnected since";
 /// The maximum size of a report, enough for several hundred listeners.
 const MAX_REPORT_BYTES: u64 = 64 * 1024;

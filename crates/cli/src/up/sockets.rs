@@ -18,15 +18,15 @@ pub(super) struct ProcessEntry {
     pub(super) parent: i32,
     pub(super) group: i32,
     pub(super) session: i32,
-    /// Its start time in clock ticks since boot.
+    /// The start time in clock ticks since boot.
     pub(super) started: u64,
     pub(super) is_zombie: bool,
 }
 
 /// Returns the listening sockets in the network namespace of a process.
 pub(super) fn listening_sockets(pid: i32) -> Vec<ListeningSocket> {
-    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}"));
-    let tables = ["tcp", "tcp6"].into_iter().filter_map(|name| read(name).ok());
+    let read_table = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}"));
+    let tables = ["tcp", "tcp6"].into_iter().filter_map(|name| read_table(name).ok());
     tables.flat_map(|table| parse_table(&table)).collect()
 }
 
@@ -34,27 +34,27 @@ pub(super) fn listening_sockets(pid: i32) -> Vec<ListeningSocket> {
 pub(super) fn process_tree(root: i32) -> BTreeSet<i32> {
     let processes: BTreeMap<i32, ProcessEntry> =
         all_pids().filter_map(|pid| Some((pid, read_process(pid)?))).collect();
-    tree_members(root, &processes)
+    find_tree_members(root, &processes)
 }
 
-/// Returns the process with this ID.
+/// Reads the process with this ID; `None` if it does not exist.
 pub(super) fn read_process(pid: i32) -> Option<ProcessEntry> {
     // The command may contain bytes that are not UTF-8.
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     parse_stat(&String::from_utf8_lossy(&stat))
 }
 
-fn tree_members(root: i32, processes: &BTreeMap<i32, ProcessEntry>) -> BTreeSet<i32> {
+fn find_tree_members(root: i32, processes: &BTreeMap<i32, ProcessEntry>) -> BTreeSet<i32> {
     let mut members = BTreeSet::from([root]);
     loop {
-        let before = members.len();
+        let previous_count = members.len();
         for (pid, process) in processes {
             let ProcessEntry { parent, group, session, .. } = process;
             if members.contains(parent) || *group == root || *session == root {
                 members.insert(*pid);
             }
         }
-        if members.len() == before {
+        if members.len() == previous_count {
             return members;
         }
     }
@@ -64,8 +64,9 @@ fn tree_members(root: i32, processes: &BTreeMap<i32, ProcessEntry>) -> BTreeSet<
 pub(super) fn find_holder(inode: u64, pids: impl IntoIterator<Item = i32>) -> Option<i32> {
     let link = format!("socket:[{inode}]");
     let has_socket = |pid: &i32| {
-        let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-        open.flatten()
+        let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+        descriptors
+            .flatten()
             .any(|file| fs::read_link(file.path()).is_ok_and(|target| target == Path::new(&link)))
     };
     pids.into_iter().find(has_socket)
@@ -109,7 +110,7 @@ pub(super) fn sockets_for(
 
 /// Parses the listening sockets of `/proc/net/tcp` and `tcp6` (proc(5)).
 fn parse_table(table: &str) -> Vec<ListeningSocket> {
-    let row = |line: &str| {
+    let parse_row = |line: &str| {
         let mut fields = line.split_whitespace().skip(1);
         let local = fields.next()?;
         let state = fields.nth(1)?;
@@ -121,7 +122,7 @@ fn parse_table(table: &str) -> Vec<ListeningSocket> {
         let address = SocketAddr::new(parse_ip(ip)?, u16::from_str_radix(port, 16).ok()?);
         Some(ListeningSocket { address, inode })
     };
-    table.lines().filter_map(row).collect()
+    table.lines().filter_map(parse_row).collect()
 }
 
 /// Parses an address of 32-bit words in native byte order, in hexadecimal.
@@ -166,9 +167,9 @@ mod tests {
         let address = socket.local_addr().unwrap();
         let own_pid = i32::try_from(std::process::id()).unwrap();
         let sockets = listening_sockets(own_pid);
-        let [found] = sockets_for(address, &sockets)[..] else { panic!("{sockets:?}") };
-        assert_eq!(find_holder(found.inode, [own_pid]), Some(own_pid));
-        assert_eq!(find_holder(found.inode, []), None);
+        let [listening_socket] = sockets_for(address, &sockets)[..] else { panic!("{sockets:?}") };
+        assert_eq!(find_holder(listening_socket.inode, [own_pid]), Some(own_pid));
+        assert_eq!(find_holder(listening_socket.inode, []), None);
         assert!(process_tree(own_pid).contains(&own_pid));
         drop(socket);
         assert!(sockets_for(address, &listening_sockets(own_pid)).is_empty());
@@ -219,7 +220,7 @@ mod tests {
             (13, process(1, 10, 5)),
             (20, process(1, 20, 5)),
         ]);
-        assert_eq!(tree_members(10, &processes), BTreeSet::from([10, 11, 12, 13]));
+        assert_eq!(find_tree_members(10, &processes), BTreeSet::from([10, 11, 12, 13]));
         let stat = "12 (a) b) c) S 11 12 13 0 -1 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23";
         assert_eq!(parse_stat(stat), Some(process(11, 12, 13)));
         let zombie = parse_stat(&stat.replace(") S", ") Z"));

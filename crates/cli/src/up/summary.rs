@@ -17,7 +17,11 @@ pub(super) struct SummaryWorkload<'a> {
 }
 
 /// Renders the summary.
-pub(super) fn render(status: &Status, members: &[SummaryWorkload<'_>], hint: &str) -> String {
+pub(super) fn render(
+    status: &Status,
+    members: &[SummaryWorkload<'_>],
+    data_option: &str,
+) -> String {
     let mut text = format!(
         "\n{}: {}, {}, default policy {}, trust domain {}\n\n",
         describe_health(members),
@@ -47,33 +51,37 @@ pub(super) fn render(status: &Status, members: &[SummaryWorkload<'_>], hint: &st
         ]);
     }
     text.push_str(&listing.render(OutputFormat::Table));
-    for problem in members.iter().flat_map(|member| member_problems(member.workload_state)) {
+    for problem in members.iter().flat_map(|member| list_problems(member.workload_state)) {
         writeln!(text, "  ✗ {problem}").expect("writing to a String never fails");
     }
-    text.push_str(&render_usage(members, status.page.as_deref(), hint));
+    text.push_str(&render_usage(members, status.page.as_deref(), data_option));
     text
 }
 
-/// Returns the first line's start, with the numbers of problems.
+/// Describes the health of the mesh, with the numbers of problems, for the first line.
 fn describe_health(members: &[SummaryWorkload<'_>]) -> String {
     let states = || members.iter().map(|member| member.workload_state);
-    let closed: usize = states()
+    let closed_count: usize = states()
         .filter_map(|state| state.report.as_ref())
         .map(|report| report.closed_listeners.len())
         .sum();
-    let unstable = states().filter(|state| state.is_crash_looping()).count();
-    let unserved: usize = states().map(|state| state.port_problems().len()).sum();
+    let unstable_count = states().filter(|state| state.is_crash_looping()).count();
+    let unserved_count: usize = states().map(|state| state.port_problems().len()).sum();
     let verb_form = |count: usize, singular: &str, plural: &str| {
         if count == 1 { singular } else { plural }.to_owned()
     };
     let parts = [
-        (closed, "listener", verb_form(closed, "is closed", "are closed")),
-        (unstable, "application", verb_form(unstable, "does not stay up", "do not stay up")),
+        (closed_count, "listener", verb_form(closed_count, "is closed", "are closed")),
         (
-            unserved,
+            unstable_count,
+            "application",
+            verb_form(unstable_count, "does not stay up", "do not stay up"),
+        ),
+        (
+            unserved_count,
             "port",
             verb_form(
-                unserved,
+                unserved_count,
                 "is not served by its application",
                 "are not served by their applications",
             ),
@@ -90,7 +98,7 @@ fn describe_health(members: &[SummaryWorkload<'_>]) -> String {
 }
 
 /// Returns the problems of a workload, one per line.
-fn member_problems(member: &WorkloadState) -> Vec<String> {
+fn list_problems(member: &WorkloadState) -> Vec<String> {
     let name = &member.workload.name;
     let closed = member.report.iter().flat_map(|report| &report.closed_listeners);
     let mut lines: Vec<String> = closed
@@ -120,7 +128,7 @@ fn describe_application(member: &WorkloadState) -> String {
 }
 
 /// Returns example commands for calls and for observation, with names of this mesh.
-fn render_usage(members: &[SummaryWorkload<'_>], page: Option<&str>, hint: &str) -> String {
+fn render_usage(members: &[SummaryWorkload<'_>], page: Option<&str>, data_option: &str) -> String {
     let mut lines = Vec::new();
     let outbound_listeners = members.iter().flat_map(|member| {
         let open = member
@@ -137,9 +145,9 @@ fn render_usage(members: &[SummaryWorkload<'_>], page: Option<&str>, hint: &str)
             format!("call {} through an outbound listener", listener.service.name),
         ));
     }
-    lines.extend(members.iter().find_map(call_any_service));
-    lines.push((format!("leno get workloads{hint}"), "list the workloads".to_owned()));
-    lines.push((format!("leno top{hint}"), "watch the mesh in the terminal".to_owned()));
+    lines.extend(members.iter().find_map(build_call_example));
+    lines.push((format!("leno get workloads{data_option}"), "list the workloads".to_owned()));
+    lines.push((format!("leno top{data_option}"), "watch the mesh in the terminal".to_owned()));
     lines.extend(page.map(|page| (page.to_owned(), "watch the mesh in a browser".to_owned())));
     let width = lines.iter().map(|(command, _)| command.len()).max().unwrap_or(0);
     let mut text = "\n".to_owned();
@@ -168,7 +176,7 @@ fn namespace_prefix(member: &SummaryWorkload<'_>) -> String {
     namespace.map(|name| format!("ip netns exec {name} ")).unwrap_or_default()
 }
 
-fn call_any_service(member: &SummaryWorkload<'_>) -> Option<(String, String)> {
+fn build_call_example(member: &SummaryWorkload<'_>) -> Option<(String, String)> {
     let description = format!("call any service as {}", member.workload_state.workload.name.name);
     if member.namespace.is_some() {
         let command = format!("{}curl http://SERVICE.NAMESPACE:PORT/", namespace_prefix(member));

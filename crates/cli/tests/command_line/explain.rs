@@ -289,7 +289,7 @@ spec:
 ";
     let url = "http://ratings.shop:9080/ratings/1";
     let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
-    let reported = |body: &str| {
+    let explanation_line = |body: &str| {
         let policy = format!("{policy}{body}");
         let result = TestDirectory::with_files(&[("mesh.yaml", MESH), ("policy.yaml", &policy)])
             .run_leno(&arguments);
@@ -297,9 +297,9 @@ spec:
         line.unwrap_or_else(|| panic!("{result:?}")).trim().to_owned()
     };
     expect!["ExternalAuthorization shop/ratings: queries the authorization service http://127.0.0.1:9000; if it does not respond in 200ms, the request is denied"]
-        .assert_eq(&reported(""));
+        .assert_eq(&explanation_line(""));
     expect!["ExternalAuthorization shop/ratings: queries the authorization service http://127.0.0.1:9000, with bodies of up to 65536 bytes (longer ones are rejected); if it does not respond in 200ms, the request is denied"]
-        .assert_eq(&reported("  body: {}\n"));
+        .assert_eq(&explanation_line("  body: {}\n"));
 }
 
 #[test]

@@ -13,19 +13,19 @@ use std::time::{Duration, Instant};
 use leno_registry::served_kinds;
 use serde_json::{Value, json};
 
-/// Part of each undecodable body, like the key of an authority in its Secret.
+/// A part of each undecodable body, like the key of an authority in its Secret.
 const MARKER: &str = "LS0tLS1CRUdJTiBQUklWQVRF";
 
-/// The requests that receive garbage.
+/// The requests that receive undecodable responses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum GarbageScope {
-    /// All lists.
+    /// All requests that list objects.
     Lists,
-    /// All watches.
+    /// All requests that watch objects.
     Watches,
     /// The list of Secrets, and the objects that the control plane accesses by name, except its authority.
     Objects,
-    /// Everything but the version.
+    /// All requests except the one for the version.
     Everything,
 }
 
@@ -42,7 +42,7 @@ fn logs_contain_no_part_of_an_invalid_response() {
         thread::scope(|scope| {
             for (first_body, filter) in runs.into_iter().enumerate() {
                 scope.spawn(move || {
-                    let log = control_plane_log(garbage, filter, first_body);
+                    let log = capture_control_plane_log(garbage, filter, first_body);
                     let line = log.lines().find(|line| line.contains(MARKER));
                     assert_eq!(line, None, "{garbage:?} {filter}");
                     assert!(!log.is_empty(), "{garbage:?} {filter}");
@@ -76,8 +76,8 @@ fn terminals_contain_no_part_of_an_invalid_response() {
     }
 }
 
-/// Returns the log of a control plane until it has received its garbage.
-fn control_plane_log(garbage: GarbageScope, filter: &str, first_body: usize) -> String {
+/// Returns the log of a control plane until it has received its undecodable responses.
+fn capture_control_plane_log(garbage: GarbageScope, filter: &str, first_body: usize) -> String {
     let directory = tempfile::tempdir().unwrap();
     let server = GarbageApiServer::start(garbage, first_body);
     let path = directory.path().join("log");
@@ -96,12 +96,12 @@ fn control_plane_log(garbage: GarbageScope, filter: &str, first_body: usize) -> 
         let unserved = server.unserved_requests();
         let has_ended = control.0.try_wait().unwrap().is_some();
         let log = || fs::read_to_string(&path).unwrap();
-        // It cannot continue without its authority.
+        // The control plane cannot continue without its authority.
         let is_complete = unserved.is_empty() || has_ended && garbage == GarbageScope::Everything;
         if is_complete && !log().is_empty() {
             break;
         }
-        assert!(!has_ended, "{garbage:?}: it ended: {}", log());
+        assert!(!has_ended, "{garbage:?}: the control plane exited: {}", log());
         let has_timed_out = start.elapsed() > TIMEOUT;
         assert!(!has_timed_out, "{garbage:?}: no requests for {unserved:?}: {}", log());
         thread::park_timeout(Duration::from_millis(20));
@@ -137,7 +137,7 @@ struct GarbageState {
     garbage: GarbageScope,
     /// The number of the first body.
     first_body: usize,
-    /// The number of garbage responses per path.
+    /// The number of undecodable responses per path.
     response_counts: Mutex<BTreeMap<String, usize>>,
     /// Written objects by path.
     objects: Mutex<BTreeMap<String, Value>>,
@@ -172,7 +172,7 @@ impl GarbageApiServer {
         path
     }
 
-    /// Returns the requests that have not received enough garbage responses.
+    /// Returns the requests that have not received enough undecodable responses.
     fn unserved_requests(&self) -> Vec<String> {
         let response_counts = self.shared.response_counts.lock().unwrap();
         let expected = expected_requests(self.shared.garbage);
@@ -185,10 +185,10 @@ impl GarbageApiServer {
     }
 }
 
-/// Returns the requests of a control plane that receive garbage.
+/// Returns the requests of a control plane that receive undecodable responses.
 fn expected_requests(garbage: GarbageScope) -> Vec<String> {
     let custom_resources = served_kinds().into_iter().map(|kind| {
-        format!("/apis/{}/{}", kind.api_versions.first().unwrap(), plural_of(kind.kind))
+        format!("/apis/{}/{}", kind.api_versions.first().unwrap(), to_plural(kind.kind))
     });
     let core_resources =
         ["pods", "services", "namespaces", "nodes"].map(|name| format!("/api/v1/{name}"));
@@ -315,7 +315,7 @@ impl GarbageState {
             let gateway_kinds = ["Gateway", "GatewayClass", "BackendTLSPolicy"];
             let resources: Vec<Value> = kinds
                 .chain(gateway_kinds)
-                .map(|kind| json!({"name": plural_of(kind), "singularName": "", "namespaced": true, "kind": kind, "verbs": []}))
+                .map(|kind| json!({"name": to_plural(kind), "singularName": "", "namespaced": true, "kind": kind, "verbs": []}))
                 .collect();
             let version = path.trim_start_matches("/apis/");
             return (
@@ -379,7 +379,7 @@ fn garbage_events(body_index: usize) -> Vec<u8> {
     }
 }
 
-fn plural_of(kind: &str) -> String {
+fn to_plural(kind: &str) -> String {
     match kind.strip_suffix('y').filter(|stem| !stem.ends_with('a')) {
         Some(stem) => format!("{}ies", stem.to_lowercase()),
         None if kind.ends_with('s') => format!("{}es", kind.to_lowercase()),
@@ -425,4 +425,5 @@ fn write_response(writer: &mut TcpStream, status: u16, body: &[u8]) -> bool {
 
 /// The number of responses per request: the second request proves that the first response was read.
 const RESPONSES_PER_REQUEST: usize = 2;
+/// The time for all expected requests to arrive.
 const TIMEOUT: Duration = Duration::from_secs(120);

@@ -2,7 +2,7 @@
 
 use crate::run::TestDirectory;
 
-/// Keys and values as displayed on pages.
+/// Keys and values as the pages of a configuration center display them.
 const ITEMS: &str = r#"
 # Of the application shop.
 servicecomb.routeRule.orders: |

@@ -101,9 +101,9 @@ fn a_mesh_does_not_start_while_one_of_its_paths_is_missing() {
     }
 }
 
-/// A hint, applied literally, is accepted.
+/// The command accepts the path if the hint is followed literally.
 #[test]
-fn hints_about_paths_name_what_the_command_takes() {
+fn hints_about_paths_can_be_followed_literally() {
     let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH)]);
     for (files, hint) in [
         (&["-f", "absent"][..], "or set another path with -f"),

@@ -11,11 +11,11 @@ pub(crate) struct TestDirectory(TempDir);
 /// The result of a command.
 #[derive(Debug)]
 pub(crate) struct CommandResult {
-    /// Its exit code.
+    /// The exit code; `None` if a signal ended the command.
     pub(crate) code: Option<i32>,
-    /// Its standard output.
+    /// The standard output.
     pub(crate) out: String,
-    /// Its standard error.
+    /// The standard error.
     pub(crate) err: String,
 }
 
@@ -32,19 +32,19 @@ impl TestDirectory {
         test_directory
     }
 
-    /// Returns its path.
+    /// Returns the path of the directory.
     pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
 
     /// Runs `leno` with these arguments in the directory, which is also the user's home.
     pub(crate) fn run_leno(&self, arguments: &[&str]) -> CommandResult {
-        self.run(Command::new(LENO).args(arguments))
+        self.run(Command::new(LENO_BINARY).args(arguments))
     }
 
     /// Runs a shell command line with `leno` as `$0`.
     pub(crate) fn run_shell(&self, line: &str) -> CommandResult {
-        self.run(Command::new("/bin/sh").args(["-c", line, LENO]))
+        self.run(Command::new("/bin/sh").args(["-c", line, LENO_BINARY]))
     }
 
     fn run(&self, command: &mut Command) -> CommandResult {
@@ -63,7 +63,7 @@ impl TestDirectory {
     }
 }
 
-const LENO: &str = env!("CARGO_BIN_EXE_leno");
+const LENO_BINARY: &str = env!("CARGO_BIN_EXE_leno");
 
 /// A mesh with `defaultPolicy: deny`: a client that may read ratings, and a split of reviews.
 pub(crate) const MESH: &str = r#"

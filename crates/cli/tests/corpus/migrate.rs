@@ -2,8 +2,8 @@
 
 use leno_registry::read_str;
 
-/// The text is rejected with the problem, or each new document is valid or a document of the old text, and a
-/// second run changes nothing.
+/// Checks that the text is rejected with the problem, or that each new document is valid or a document of the old
+/// text, and that a second run has the same result.
 pub(crate) fn check_migration(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let result = match leno::migrate_text(&text) {

@@ -21,8 +21,9 @@ impl PreviousCertificate {
 /// Returns the instance for the renewed certificate: that of the last one, which must be the workload's current
 /// instance.
 ///
-/// Certificates of older releases have no instance. They are renewed into ones that do until they expire, so
-/// that two releases work together, unless the workload has joined again since the certificate was issued.
+/// Certificates of older releases have no instance. Until they expire, they are renewed into certificates with
+/// one, so that two releases work together, unless the workload has joined again since the certificate was
+/// issued.
 pub(super) fn renewed_instance(
     workload: &WorkloadName,
     previous: &PreviousCertificate,
@@ -35,7 +36,7 @@ pub(super) fn renewed_instance(
     };
     match (&previous.instance, current) {
         (None, Instance::Registration(registration))
-            if is_before(previous.issued, *registration) =>
+            if was_issued_before(previous.issued, *registration) =>
         {
             Err(other_instance("none".to_owned()))
         }
@@ -51,9 +52,9 @@ pub(super) fn renewed_instance(
 
 /// True if a certificate was issued before a registration: the number of a registration is its time in
 /// milliseconds, certificates have whole seconds.
-fn is_before(issued: SystemTime, registration: u64) -> bool {
-    let since = issued.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    since.as_secs() < registration / 1000
+fn was_issued_before(issued: SystemTime, registration: u64) -> bool {
+    let issued_since_epoch = issued.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    issued_since_epoch.as_secs() < registration / 1000
 }
 
 /// Verifies that a certificate authorizes its holder to act for a workload: it must match the workload, its

@@ -16,7 +16,7 @@ use crate::review::ReviewError;
 pub(crate) enum CertifyError {
     #[error("there is no Workload {0}: create it first")]
     UnknownWorkload(WorkloadName),
-    /// As `UnknownWorkload`, for a client without a certificate.
+    /// The same error for a client without a certificate.
     #[error("there is no Workload {0}: create it first")]
     UnknownJoiningWorkload(WorkloadName),
     #[error("{0} is revoked by the MeshConfig")]
@@ -76,7 +76,7 @@ impl CertifyError {
             Self::Token(_) | Self::UnknownJoiningWorkload(_) => {
                 return IssuanceFailure { reason: INVALID_TOKEN_REASON.to_owned(), is_final: true };
             }
-            other => other.to_string(),
+            error => error.to_string(),
         };
         reason.into()
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use leno_listen::ConnectionSource;
 
-/// Queued items by source address. Bounded per source and in total.
+/// Queued items by source, bounded per source and in total.
 #[derive(Debug)]
 pub(crate) struct FairQueue<T> {
     queues: BTreeMap<ConnectionSource, VecDeque<T>>,
@@ -22,18 +22,18 @@ impl<T> FairQueue<T> {
     /// Adds an item of a source. If there is no room, returns the rejected item: this one, or the newest of the
     /// source with the longest queue.
     pub(crate) fn push(&mut self, source: ConnectionSource, item: T) -> Option<T> {
-        let own_len = self.queues.get(&source).map_or(0, VecDeque::len);
-        if own_len >= MAX_QUEUED_PER_SOURCE {
+        let source_len = self.queues.get(&source).map_or(0, VecDeque::len);
+        if source_len >= MAX_QUEUED_PER_SOURCE {
             return Some(item);
         }
-        let evicted = match self.len >= MAX_QUEUED {
+        let evicted = match self.len >= MAX_QUEUED_ITEMS {
             false => None,
             true => match self.longest_queue() {
-                Some((longest, len)) if len > own_len => self.drop_newest(longest),
+                Some((longest_source, len)) if len > source_len => self.drop_newest(longest_source),
                 _ => return Some(item),
             },
         };
-        if own_len == 0 {
+        if source_len == 0 {
             self.turns.push_back(source);
         }
         self.queues.entry(source).or_default().push_back(item);
@@ -41,7 +41,7 @@ impl<T> FairQueue<T> {
         evicted
     }
 
-    /// Returns the oldest item of the next source for which `may_serve` is true.
+    /// Removes and returns the oldest item of the next source for which `may_serve` is true.
     pub(crate) fn pop(
         &mut self,
         may_serve: impl Fn(ConnectionSource) -> bool,
@@ -87,7 +87,7 @@ impl<T> FairQueue<T> {
 const MAX_QUEUED_PER_SOURCE: usize = 128;
 
 /// Maximum queued items in total.
-const MAX_QUEUED: usize = 4096;
+const MAX_QUEUED_ITEMS: usize = 4096;
 
 #[cfg(test)]
 mod tests {
@@ -120,14 +120,14 @@ mod tests {
     #[test]
     fn a_full_queue_evicts_items_of_the_source_with_the_longest_queue() {
         let mut queue = FairQueue::new();
-        for last in 0..u8::try_from(MAX_QUEUED / MAX_QUEUED_PER_SOURCE).unwrap() {
+        for last in 0..u8::try_from(MAX_QUEUED_ITEMS / MAX_QUEUED_PER_SOURCE).unwrap() {
             for item in 0..MAX_QUEUED_PER_SOURCE {
                 assert_eq!(queue.push(source(last), item), None);
             }
             assert_eq!(queue.push(source(last), 0), Some(0), "a source has its share");
         }
         assert_eq!(queue.push(source(250), 7), Some(MAX_QUEUED_PER_SOURCE - 1));
-        assert_eq!(queue.len, MAX_QUEUED);
+        assert_eq!(queue.len, MAX_QUEUED_ITEMS);
         let served: Vec<_> = std::iter::from_fn(|| queue.pop(|_| true)).collect();
         assert!(served.contains(&(source(250), 7)));
         assert_eq!((queue.len, queue.turns.len(), queue.queues.len()), (0, 0, 0));

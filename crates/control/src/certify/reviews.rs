@@ -29,7 +29,7 @@ pub(super) struct TokenReviews {
     tasks: JoinSet<ReviewResult>,
     /// The source of each review in progress.
     sources: BTreeMap<Id, ConnectionSource>,
-    queued: FairQueue<PendingJoin>,
+    queued_joins: FairQueue<PendingJoin>,
     suspects: Suspects,
     rejected_tokens: RejectedTokens,
 }
@@ -56,7 +56,7 @@ impl TokenReviews {
             reviewer: None,
             tasks: JoinSet::new(),
             sources: BTreeMap::new(),
-            queued: FairQueue::new(),
+            queued_joins: FairQueue::new(),
             suspects: Suspects::default(),
             rejected_tokens: RejectedTokens::default(),
         }
@@ -88,12 +88,12 @@ impl TokenReviews {
     }
 
     /// Queues the review of a token. Returns a join that has no room, with the reason.
-    pub(super) fn start(
+    pub(super) fn start_review(
         &mut self,
         joining: PendingJoin,
         now: Instant,
     ) -> Option<(PendingJoin, ReviewNotStarted)> {
-        let rejected = self.queued.push(joining.source.into(), joining);
+        let rejected = self.queued_joins.push(joining.source.into(), joining);
         self.start_queued(now);
         let rejected = rejected?;
         let source = rejected.source;
@@ -131,7 +131,7 @@ impl TokenReviews {
         while self.tasks.len() < MAX_REVIEWS {
             let (in_progress, suspects) = (&self.sources, &self.suspects);
             let may_serve = |source| may_start_review(in_progress, suspects, source, now);
-            let Some((source, joining)) = self.queued.pop(may_serve) else { return };
+            let Some((source, joining)) = self.queued_joins.pop(may_serve) else { return };
             if joining.reply.is_closed() {
                 continue;
             }
@@ -189,8 +189,8 @@ fn may_start_review(
 
 async fn review_token(reviewer: &dyn Reviewer, token: &str) -> Result<TokenSubject, ReviewError> {
     let reviewed = timeout(REVIEW_TIMEOUT, reviewer.review_token(token)).await;
-    let timed_out = || ReviewError::Unavailable("no response in time".to_owned());
-    reviewed.unwrap_or_else(|_| Err(timed_out()))
+    let timeout_error = || ReviewError::Unavailable("no response in time".to_owned());
+    reviewed.unwrap_or_else(|_| Err(timeout_error()))
 }
 
 /// Maximum reviews in progress.

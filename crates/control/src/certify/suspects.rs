@@ -1,4 +1,4 @@
-//! Rejected tokens and the sources that sent them, excluded from reviews for some time.
+//! Recently rejected tokens, and the sources that sent them: both are excluded from reviews for some time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -6,19 +6,20 @@ use std::time::Duration;
 use leno_listen::ConnectionSource;
 use tokio::time::Instant;
 
-/// The number of rejected tokens per source; decreases by one each second.
+/// The sources of rejected tokens, each with their number, which decreases by one each second.
 #[derive(Debug, Default)]
 pub(super) struct Suspects(BTreeMap<ConnectionSource, FailedReviews>);
 
 #[derive(Debug, Clone, Copy)]
 struct FailedReviews {
     count: u32,
-    at: Instant,
+    last_rejection: Instant,
 }
 
 impl FailedReviews {
     fn current_count(self, now: Instant) -> u32 {
-        let decrease = now.duration_since(self.at).as_secs() / DECREASE_INTERVAL.as_secs();
+        let decrease =
+            now.duration_since(self.last_rejection).as_secs() / DECREASE_INTERVAL.as_secs();
         self.count.saturating_sub(u32::try_from(decrease).unwrap_or(u32::MAX))
     }
 }
@@ -28,15 +29,16 @@ impl Suspects {
     pub(super) fn record_rejection(&mut self, source: ConnectionSource, now: Instant) {
         if !self.0.contains_key(&source) && self.0.len() >= MAX_SUSPECTS {
             self.0.retain(|_, failures| failures.current_count(now) > 0);
-            let least = self.0.iter().min_by_key(|(_, failures)| failures.current_count(now));
-            if let Some(least) = least.map(|(source, _)| *source)
+            let least_suspect =
+                self.0.iter().min_by_key(|(_, failures)| failures.current_count(now));
+            if let Some(least_suspect) = least_suspect.map(|(source, _)| *source)
                 && self.0.len() >= MAX_SUSPECTS
             {
-                self.0.remove(&least);
+                self.0.remove(&least_suspect);
             }
         }
         let count = self.rejection_count(source, now).saturating_add(1);
-        self.0.insert(source, FailedReviews { count, at: now });
+        self.0.insert(source, FailedReviews { count, last_rejection: now });
     }
 
     /// Returns the current number of rejected tokens of a source.
@@ -46,7 +48,7 @@ impl Suspects {
 
     /// True while tokens of a source are not reviewed.
     pub(super) fn is_suspended(&self, source: ConnectionSource, now: Instant) -> bool {
-        self.rejection_count(source, now) >= MAX_REJECTIONS
+        self.rejection_count(source, now) >= MAX_REJECTED_PER_SOURCE
     }
 }
 
@@ -61,8 +63,8 @@ pub(super) struct RejectedTokens {
 impl RejectedTokens {
     /// Returns the reason if the token was rejected recently.
     pub(super) fn rejection_reason(&self, digest: &[u8; 32], now: Instant) -> Option<&str> {
-        let (reason, at) = self.reasons.get(digest)?;
-        (now.duration_since(*at) < REJECTED_FOR).then_some(reason)
+        let (reason, rejected_at) = self.reasons.get(digest)?;
+        (now.duration_since(*rejected_at) < REJECTION_VALIDITY).then_some(reason)
     }
 
     pub(super) fn insert(&mut self, digest: [u8; 32], reason: String, now: Instant) {
@@ -81,12 +83,12 @@ impl RejectedTokens {
 const DECREASE_INTERVAL: Duration = Duration::from_secs(1);
 /// The count at which tokens of a source are no longer reviewed, until it decreases: then one review per
 /// second.
-pub(super) const MAX_REJECTIONS: u32 = 16;
+pub(super) const MAX_REJECTED_PER_SOURCE: u32 = 16;
 /// Maximum sources kept; beyond it, those with the fewest rejections are evicted.
 const MAX_SUSPECTS: usize = 4096;
 /// The time for which a rejected token is not reviewed again: it does not become valid, but the API server may
 /// load a new key.
-const REJECTED_FOR: Duration = Duration::from_secs(10);
+const REJECTION_VALIDITY: Duration = Duration::from_secs(10);
 /// Maximum rejected tokens kept; beyond it, the oldest are evicted.
 const MAX_REJECTED_TOKENS: usize = 1024;
 
@@ -104,7 +106,7 @@ mod tests {
     fn the_rejection_count_decreases_by_one_per_interval() {
         let (mut suspects, start) = (Suspects::default(), Instant::now());
         let (source, other) = (source(0x0a00_0001), source(0x0a00_0002));
-        for _ in 0..MAX_REJECTIONS {
+        for _ in 0..MAX_REJECTED_PER_SOURCE {
             assert!(!suspects.is_suspended(source, start));
             suspects.record_rejection(source, start);
         }
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn full_tables_keep_the_worst_sources_and_the_newest_tokens() {
+    fn full_tables_keep_the_sources_with_the_most_rejections_and_the_newest_tokens() {
         let (mut suspects, now) = (Suspects::default(), Instant::now());
         let worst = source(0x0a00_0001);
         suspects.record_rejection(worst, now);
@@ -144,6 +146,6 @@ mod tests {
         assert_eq!(tokens.rejection_reason(&digest(0), now), None);
         let last = digest(2 * MAX_REJECTED_TOKENS - 1);
         assert!(tokens.rejection_reason(&last, now).is_some());
-        assert_eq!(tokens.rejection_reason(&last, now + REJECTED_FOR), None);
+        assert_eq!(tokens.rejection_reason(&last, now + REJECTION_VALIDITY), None);
     }
 }

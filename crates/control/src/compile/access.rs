@@ -33,8 +33,8 @@ pub(super) fn compile_inbound_policy(mesh: &Mesh, workload: &Workload) -> Inboun
     }
 }
 
-/// Returns the missing objects that a policy refers to, as sentences for its author. The policy allows the
-/// rest.
+/// Returns the missing objects that a policy refers to, as sentences for its author. The policy still allows
+/// the requests that its other rules match.
 pub(crate) fn missing_references(mesh: &Mesh, target: &TrafficTarget) -> Vec<String> {
     let mut missing = Vec::new();
     for rule in &target.rules {
@@ -42,11 +42,11 @@ pub(crate) fn missing_references(mesh: &Mesh, target: &TrafficTarget) -> Vec<Str
             TargetRule::Http { group, matches } => match mesh.route_group(group) {
                 None => missing.push(format!("HTTPRouteGroup {group} does not exist")),
                 Some(existing) => {
-                    let unknown =
+                    let missing_names =
                         matches.iter().filter(|name| find_match(existing, name).is_none());
                     let sentence =
                         |name| format!("HTTPRouteGroup {group} has no match named `{name}`");
-                    missing.extend(unknown.map(sentence));
+                    missing.extend(missing_names.map(sentence));
                 }
             },
             TargetRule::Tcp { route } if mesh.tcp_route(route).is_none() => {
@@ -60,8 +60,8 @@ pub(crate) fn missing_references(mesh: &Mesh, target: &TrafficTarget) -> Vec<Str
 
 /// Compiles the rule of a `TrafficTarget`. A missing group, match or `TCPRoute` allows nothing.
 fn compile_rule(mesh: &Mesh, target: &TrafficTarget) -> AccessRule {
-    let mut http: Vec<RequestMatch> = Vec::new();
-    let mut tcp = PortSet::Only(Vec::new());
+    let mut http_matches: Vec<RequestMatch> = Vec::new();
+    let mut tcp_ports = PortSet::Only(Vec::new());
     for rule in &target.rules {
         match rule {
             TargetRule::Http { group, matches } => {
@@ -70,19 +70,24 @@ fn compile_rule(mesh: &Mesh, target: &TrafficTarget) -> AccessRule {
                     .into_iter()
                     .flat_map(|group| matches.iter().filter_map(|name| find_match(group, name)));
                 for request in allowed {
-                    if !http.contains(request) {
-                        http.push(request.clone());
+                    if !http_matches.contains(request) {
+                        http_matches.push(request.clone());
                     }
                 }
             }
             TargetRule::Tcp { route } => {
                 if let Some(route) = mesh.tcp_route(route) {
-                    tcp = merge_ports(tcp, &route.ports);
+                    tcp_ports = merge_ports(tcp_ports, &route.ports);
                 }
             }
         }
     }
-    AccessRule { policy: target.name.clone(), sources: target.sources.clone(), http, tcp }
+    AccessRule {
+        policy: target.name.clone(),
+        sources: target.sources.clone(),
+        http: http_matches,
+        tcp: tcp_ports,
+    }
 }
 
 fn find_match<'a>(group: &'a HttpRouteGroup, name: &str) -> Option<&'a RequestMatch> {
@@ -90,10 +95,10 @@ fn find_match<'a>(group: &'a HttpRouteGroup, name: &str) -> Option<&'a RequestMa
     named_match.map(|named| &named.request)
 }
 
-fn merge_ports(ports: PortSet, more: &PortSet) -> PortSet {
-    match (ports, more) {
-        (PortSet::Only(mut ports), PortSet::Only(more)) => {
-            ports.extend(more);
+fn merge_ports(ports: PortSet, added_ports: &PortSet) -> PortSet {
+    match (ports, added_ports) {
+        (PortSet::Only(mut ports), PortSet::Only(added_ports)) => {
+            ports.extend(added_ports);
             ports.sort_unstable();
             ports.dedup();
             PortSet::Only(ports)

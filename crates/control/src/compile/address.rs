@@ -18,16 +18,16 @@ use crate::mesh::Mesh;
 #[derive(Debug, Default)]
 pub(crate) struct AddressEntries {
     pub(crate) by_address: BTreeMap<IpAddr, Arc<AddressEntry>>,
-    /// The services among them; the querying sidecar needs these too.
+    /// The services at these addresses; the querying sidecar needs their configurations too.
     pub(crate) services: BTreeSet<ServiceName>,
-    /// All services that the result depends on: if one changes, the result may change.
+    /// All services that the entries depend on: if one changes, an entry may change.
     pub(crate) dependencies: BTreeSet<ServiceName>,
     /// Addresses of workloads with a sidecar that has not reported yet.
     pub(crate) unreported: BTreeSet<IpAddr>,
 }
 
 /// Returns the entries of these addresses. They are the same for all clients: authorization is decided
-/// elsewhere.
+/// by the service configuration and by the server's sidecar.
 pub(crate) fn address_entries(
     mesh: &Mesh,
     queried: &BTreeSet<IpAddr>,
@@ -49,7 +49,7 @@ impl AddressEntries {
         service_configs: &mut ServiceConfigCache,
     ) -> AddressEntry {
         if let Some(service) = mesh.service_at(address) {
-            return match self.is_of_mesh(mesh, service, service_configs) {
+            return match self.is_mesh_service(mesh, service, service_configs) {
                 true => {
                     self.services.insert(service.name.clone());
                     AddressEntry::Service(service.name.clone())
@@ -72,7 +72,7 @@ impl AddressEntries {
 
     /// True if sidecars balance over the endpoints of a service, or of a service that its routes forward to.
     /// Otherwise its clients reach it as if there were no mesh: namespaces are migrated one by one.
-    fn is_of_mesh(
+    fn is_mesh_service(
         &mut self,
         mesh: &Mesh,
         service: &Service,
@@ -92,8 +92,8 @@ impl AddressEntries {
         backend_services(&service_config).any(|name| is_balanced(mesh, name))
     }
 
-    /// Returns the ports of a workload that services forward to. If several services forward to one port, the
-    /// port has the service under which it is counted.
+    /// Returns the ports of a workload that services forward to. If several services forward to one port, its
+    /// entry has the service under which the port's requests are counted.
     fn forwarded_ports(&mut self, mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, AddressPort> {
         let mut services: Vec<&Service> = mesh.services_of(&workload.name).collect();
         // Stable sort: services are ordered by name.
@@ -102,9 +102,10 @@ impl AddressEntries {
         for service in services {
             self.dependencies.insert(service.name.clone());
             for port in &service.ports {
-                if let Some(number) = target_port(&port.target, workload) {
-                    let create_port = || address_entry_port(mesh, workload, service, port, number);
-                    ports.entry(number).or_insert_with(create_port);
+                if let Some(port_number) = target_port(&port.target, workload) {
+                    let create_port =
+                        || address_entry_port(mesh, workload, service, port, port_number);
+                    ports.entry(port_number).or_insert_with(create_port);
                 }
             }
         }
@@ -117,12 +118,12 @@ fn address_entry_port(
     workload: &Workload,
     service: &Service,
     port: &ServicePort,
-    number: u16,
+    port_number: u16,
 ) -> AddressPort {
     let listeners = mesh.sidecar_listeners(&workload.name);
     // A revoked account is not called, and its traffic is not sent unprotected either.
     let listeners = listeners.filter(|_| !mesh.is_revoked(workload));
-    let address = listeners.and_then(|listeners| listeners.get(&number)).copied();
+    let address = listeners.and_then(|listeners| listeners.get(&port_number)).copied();
     let id = EndpointId {
         service: service.name.clone(),
         port: port.port,
@@ -170,7 +171,7 @@ mod tests {
     fn address_of(mesh: &Mesh, name: &str) -> [u8; 4] {
         match mesh.workload(&workload_name(name)).unwrap().address {
             IpAddr::V4(address) => address.octets(),
-            IpAddr::V6(_) => panic!("of another version"),
+            IpAddr::V6(_) => panic!("an IPv6 address"),
         }
     }
 

@@ -37,8 +37,8 @@ pub(super) fn compile_ingress_rules(mesh: &Mesh, workload: &Workload) -> Vec<Ing
     ingress_rules
 }
 
-/// Returns the policy that already opens a workload's port differently, through another service that selects
-/// it.
+/// Returns the policy that already opens a workload's port with another protocol, through another service that
+/// selects the workload.
 fn conflicting_policy<'a>(
     mesh: &'a Mesh,
     workload: &Workload,
@@ -50,9 +50,9 @@ fn conflicting_policy<'a>(
     let backends = mesh.ingress_in(&policy.name.namespace);
     let mut backends = backends
         .flat_map(|policy| policy.backends.iter().map(move |backend| (&policy.name, backend)));
-    let (first, other_backend) =
+    let (preceding_policy, other_backend) =
         backends.find(|(_, other)| other.port == backend.port && is_selected_by(&other.service))?;
-    (other_backend.protocol != backend.protocol).then_some(first)
+    (other_backend.protocol != backend.protocol).then_some(preceding_policy)
 }
 
 fn compile_ingress_rule(
@@ -105,8 +105,8 @@ fn compile_ingress_rule(
     }
 }
 
-/// Returns the address ranges of a source. Addresses of a node are left out: all processes of the node share
-/// them, and often NATed clients, too.
+/// Returns the address ranges of a source. Node addresses are left out: all processes of the node share
+/// them, and often clients behind NAT as well.
 fn source_ranges(mesh: &Mesh, source: &IngressSource) -> Vec<IpRange> {
     match source {
         IngressSource::Range(range) => vec![*range],
@@ -114,9 +114,9 @@ fn source_ranges(mesh: &Mesh, source: &IngressSource) -> Vec<IpRange> {
         IngressSource::Service(service) => {
             let workloads =
                 mesh.service_workloads(service).chain(mesh.unmeshed_workloads_of(service));
-            let others =
+            let pod_workloads =
                 workloads.filter(|workload| !workload.labels.contains_key(NODE_NETWORK_LABEL));
-            let addresses = others.flat_map(Workload::addresses);
+            let addresses = pod_workloads.flat_map(Workload::addresses);
             let remote_addresses =
                 addresses.filter(|address| !address.is_loopback() && !address.is_unspecified());
             remote_addresses.map(IpRange::from).collect()
@@ -129,14 +129,14 @@ pub(super) fn egress_rules(mesh: &Mesh, workload: &Workload) -> Vec<EgressRule> 
     if mesh.config().egress == Egress::Allow {
         return Vec::new();
     }
-    let permitted = api_server(&mesh.config().api_server);
+    let server_rules = api_server_rules(&mesh.config().api_server);
     let policies =
         mesh.egress_of(&workload.account).flat_map(|policy| rules_of_policy(mesh, policy));
-    permitted.chain(policies).collect()
+    server_rules.chain(policies).collect()
 }
 
-/// Egress rules for the API server, one per port.
-fn api_server(addresses: &BTreeSet<SocketAddr>) -> impl Iterator<Item = EgressRule> + use<> {
+/// Returns the egress rules for the API server, one per port.
+fn api_server_rules(addresses: &BTreeSet<SocketAddr>) -> impl Iterator<Item = EgressRule> + use<> {
     let mut by_port: BTreeMap<u16, Vec<IpRange>> = BTreeMap::new();
     for address in addresses {
         by_port.entry(address.port()).or_default().push(address.ip().into());
@@ -157,20 +157,20 @@ fn rules_of_policy<'a>(
     policy: &'a EgressPolicy,
 ) -> impl Iterator<Item = EgressRule> + 'a {
     policy.ports.iter().map(|port| {
-        let is_named = port.matched_by != MatchedBy::Address;
+        let matches_host = port.matched_by != MatchedBy::Address;
         let is_http = port.matched_by == MatchedBy::Http;
         EgressRule {
             policy: policy.name.clone(),
             port: port.port,
             matched_by: port.matched_by,
-            hosts: if is_named { policy.hosts.clone() } else { Vec::new() },
+            hosts: if matches_host { policy.hosts.clone() } else { Vec::new() },
             ranges: policy.ranges.clone(),
             requests: if is_http { group_matches(mesh, &policy.groups) } else { None },
         }
     })
 }
 
-/// Returns all requests that groups match; a missing group matches none.
+/// Returns the matches of all groups; `None` without groups. A missing group has no matches.
 fn group_matches(mesh: &Mesh, groups: &[RouteGroupName]) -> Option<Vec<RequestMatch>> {
     if groups.is_empty() {
         return None;
@@ -186,8 +186,11 @@ pub(crate) fn policy_problems(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String
     for backend in &policy.backends {
         let (namespace, name) = (policy.name.namespace.clone(), backend.service.clone());
         let service = ServiceName { namespace, name };
-        if let Some(first) = mesh.preceding_ingress(policy, backend) {
-            problems.push(format!("{first} already opens port {} of {service}", backend.port));
+        if let Some(preceding_policy) = mesh.preceding_ingress(policy, backend) {
+            problems.push(format!(
+                "{preceding_policy} already opens port {} of {service}",
+                backend.port
+            ));
         }
         if mesh.service(&service).is_none() {
             problems.push(format!("Service {service} does not exist"));
@@ -199,13 +202,13 @@ pub(crate) fn policy_problems(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String
         if !workloads.is_empty() && !ports.any(|port| port.port == backend.port) {
             problems.push(format!("no workload of {service} has port {}", backend.port));
         }
-        let mut first = workloads
+        let mut conflicting_policies = workloads
             .iter()
             .filter_map(|workload| conflicting_policy(mesh, workload, policy, backend));
-        if let Some(first) = first.next() {
+        if let Some(other_policy) = conflicting_policies.next() {
             let port = backend.port;
             problems.push(format!(
-                "{first} already opens port {port} of the workloads of {service} with different settings"
+                "{other_policy} already opens port {port} of the workloads of {service} with different settings"
             ));
         }
     }

@@ -10,21 +10,22 @@ use leno_model::{DnsRecord, Service, ServiceName};
 use crate::mesh::Mesh;
 
 /// Returns the DNS records of these names. They are the same for all clients: authorization is decided
-/// elsewhere.
-pub(crate) fn dns_record(
+/// by the service configuration and by the server's sidecar.
+pub(crate) fn dns_records(
     mesh: &Mesh,
-    queried: &BTreeSet<ServiceName>,
+    queried_names: &BTreeSet<ServiceName>,
 ) -> BTreeMap<ServiceName, Arc<DnsRecord>> {
     let record_for = |name: &ServiceName| {
         let service = mesh.service(name);
         let dns_record = service.map(|service| service_record(mesh, service)).unwrap_or_default();
         (name.clone(), Arc::new(dns_record))
     };
-    queried.iter().map(record_for).collect()
+    queried_names.iter().map(record_for).collect()
 }
 
 /// Returns the addresses of the service, or of its workloads that receive requests, with or without a sidecar,
-/// as cluster DNS would. A set that does not fit is left to cluster DNS.
+/// as cluster DNS would. Empty if there are more than [`MAX_ADDRESSES_OF_NAME`]: cluster DNS then resolves the
+/// name.
 fn service_record(mesh: &Mesh, service: &Service) -> DnsRecord {
     let addresses: BTreeSet<IpAddr> = match service.addresses.is_empty() {
         false => service.addresses.clone(),
@@ -32,8 +33,9 @@ fn service_record(mesh: &Mesh, service: &Service) -> DnsRecord {
             let workloads = mesh
                 .service_workloads(&service.name)
                 .chain(mesh.unmeshed_workloads_of(&service.name));
-            let ready = workloads.filter(|workload| workload.ready || service.unready);
-            let addresses = ready.flat_map(|workload| workload.addresses());
+            let receiving_workloads =
+                workloads.filter(|workload| workload.ready || service.unready);
+            let addresses = receiving_workloads.flat_map(|workload| workload.addresses());
             addresses
                 .filter(|address| {
                     !address.is_loopback() && service.families.includes_address(*address)
@@ -56,7 +58,7 @@ mod tests {
 
     fn resolve_name(mesh: &Mesh, name: &str) -> Vec<IpAddr> {
         let name = service_name(name);
-        dns_record(mesh, &BTreeSet::from([name.clone()]))[&name].addresses().to_vec()
+        dns_records(mesh, &BTreeSet::from([name.clone()]))[&name].addresses().to_vec()
     }
 
     fn move_to(mesh: &mut Mesh, name: &str, address: [u8; 4], ready: bool) {

@@ -15,24 +15,25 @@ use crate::mesh::Mesh;
 /// The lifecycle stage of the workloads that receive a service's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LifecycleStage {
-    /// Ready, or any if the service publishes unready ones.
+    /// The workload is ready, or the service publishes unready workloads.
     Ready,
-    /// Terminating and still serving: used while no other workload is ready, as by kube-proxy.
+    /// The workload is terminating and still serves requests: used while no workload is ready, as in
+    /// kube-proxy.
     Terminating,
 }
 
 impl LifecycleStage {
     /// Returns the stage of the workloads that receive a service's requests now.
     fn for_service(mesh: &Mesh, service: &Service) -> Self {
-        let meshed = mesh.workloads_with_sidecar(&service.name);
-        let mut workloads = meshed.chain(mesh.unmeshed_workloads_of(&service.name));
+        let meshed_workloads = mesh.workloads_with_sidecar(&service.name);
+        let mut workloads = meshed_workloads.chain(mesh.unmeshed_workloads_of(&service.name));
         match workloads.any(|workload| Self::Ready.includes(service, workload)) {
             true => Self::Ready,
             false => Self::Terminating,
         }
     }
 
-    /// True for a workload at this stage.
+    /// True if a workload is at this stage.
     pub(super) fn includes(self, service: &Service, workload: &Workload) -> bool {
         match self {
             Self::Ready => workload.ready || service.unready,
@@ -49,37 +50,38 @@ impl LifecycleStage {
 /// whether an `Egress` permits it or not. The exceptions are policies that only a sidecar enforces.
 pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
     let Some(service) = mesh.service(name) else { return false };
-    let mut meshed = mesh.workloads_with_sidecar(name).peekable();
-    if meshed.peek().is_none() {
+    let mut meshed_workloads = mesh.workloads_with_sidecar(name).peekable();
+    if meshed_workloads.peek().is_none() {
         return is_joining(mesh, service);
     }
     let stage = LifecycleStage::for_service(mesh, service);
-    if meshed.any(|workload| stage.includes(service, workload)) {
+    if meshed_workloads.any(|workload| stage.includes(service, workload)) {
         return true;
     }
     let is_external = |workload: &Workload| {
         plaintext_restriction(mesh, workload) == Some(PlaintextRestriction::Egress)
             && !requires_sidecar(mesh, service, workload)
     };
-    let unmeshed =
+    let unmeshed_workloads =
         mesh.unmeshed_workloads_of(name).filter(|workload| stage.includes(service, workload));
-    let mut unmeshed = unmeshed.peekable();
-    unmeshed.peek().is_none() || !unmeshed.all(is_external)
+    let mut unmeshed_workloads = unmeshed_workloads.peekable();
+    unmeshed_workloads.peek().is_none() || !unmeshed_workloads.all(is_external)
 }
 
-/// True for a service without a selector that may get its first pod with a sidecar at any time, while sidecars
-/// may send plaintext to each of its endpoints. The pod becomes known as an endpoint only when the cluster
+/// True for a service without a selector whose first pod with a sidecar may join at any time, if sidecars
+/// may send plaintext to each of its endpoints. The pod becomes an endpoint only when the cluster
 /// network routes plaintext to it as well.
 fn is_joining(mesh: &Mesh, service: &Service) -> bool {
-    let unmeshed = mesh.unmeshed_workloads_of(&service.name);
-    let mut unmeshed =
-        unmeshed.filter(|workload| LifecycleStage::Ready.includes(service, workload)).peekable();
+    let unmeshed_workloads = mesh.unmeshed_workloads_of(&service.name);
+    let mut unmeshed_workloads = unmeshed_workloads
+        .filter(|workload| LifecycleStage::Ready.includes(service, workload))
+        .peekable();
     let accepts_plaintext = |workload: &Workload| {
         workload.labels.contains_key(JOINING_LABEL)
             && plaintext_restriction(mesh, workload).is_none()
             && !requires_sidecar(mesh, service, workload)
     };
-    unmeshed.peek().is_some() && unmeshed.all(accepts_plaintext)
+    unmeshed_workloads.peek().is_some() && unmeshed_workloads.all(accepts_plaintext)
 }
 
 /// The setting that forbids plaintext from sidecars to an unmeshed workload.
@@ -91,8 +93,8 @@ pub(crate) enum PlaintextRestriction {
     Egress,
 }
 
-/// Returns the setting that forbids plaintext from sidecars to an unmeshed workload; `None` without such a
-/// setting.
+/// Returns the setting that forbids plaintext from sidecars to an unmeshed workload; `None` if plaintext is
+/// permitted.
 pub(crate) fn plaintext_restriction(
     mesh: &Mesh,
     workload: &Workload,
@@ -104,8 +106,8 @@ pub(crate) fn plaintext_restriction(
 }
 
 /// Returns the number of ready unmeshed workloads of a service that sidecars leave out because of the default
-/// policy or `egress`, and the setting, while sidecars balance over its endpoints (even if none with a sidecar
-/// is ready).
+/// policy or `egress`, and the setting of the first of them; `None` if there are none, or sidecars do not
+/// balance over the endpoints of the service.
 pub(crate) fn restricted_workloads(
     mesh: &Mesh,
     service: &Service,
@@ -113,33 +115,38 @@ pub(crate) fn restricted_workloads(
     if !is_balanced(mesh, &service.name) {
         return None;
     }
-    let unmeshed = mesh.unmeshed_workloads_of(&service.name);
-    let ready = unmeshed.filter(|workload| LifecycleStage::Ready.includes(service, workload));
-    let mut restrictions = ready.filter_map(|workload| plaintext_restriction(mesh, workload));
-    let first = restrictions.next()?;
-    Some((1 + restrictions.count(), first))
+    let unmeshed_workloads = mesh.unmeshed_workloads_of(&service.name);
+    let ready_workloads =
+        unmeshed_workloads.filter(|workload| LifecycleStage::Ready.includes(service, workload));
+    let mut restrictions =
+        ready_workloads.filter_map(|workload| plaintext_restriction(mesh, workload));
+    let first_restriction = restrictions.next()?;
+    Some((1 + restrictions.count(), first_restriction))
 }
 
-/// Checks, for many unmeshed workloads, if a policy applies that only a sidecar enforces.
+/// A cache that records, for many unmeshed workloads, if a policy applies that only a sidecar enforces.
 pub(super) struct EnforcementCache<'a> {
     mesh: &'a Mesh,
-    /// Known results, by the services that select a workload, each with its ports that forward to the port of
+    /// Cached results, by the services that select a workload, each with its ports that forward to the port of
     /// the workload: named ports may map to different numbers at each workload.
     results: BTreeMap<Vec<(&'a ServiceName, Vec<u16>)>, bool>,
 }
 
 impl<'a> EnforcementCache<'a> {
-    pub(super) fn from_mesh(mesh: &'a Mesh) -> Self {
+    pub(super) fn new(mesh: &'a Mesh) -> Self {
         Self { mesh, results: BTreeMap::new() }
     }
 
     /// True if no policy that only a sidecar enforces applies at a port of a workload; cached.
-    pub(super) fn is_unrestricted(&mut self, workload: &'a Workload, number: u16) -> bool {
+    pub(super) fn is_unrestricted(&mut self, workload: &'a Workload, port_number: u16) -> bool {
         let services = self.mesh.services_of_unmeshed_workload(&workload.name);
         let key = services
-            .map(|service| (&service.name, forwarding_ports(service, workload, number).collect()))
+            .map(|service| {
+                (&service.name, forwarding_ports(service, workload, port_number).collect())
+            })
             .collect();
-        let is_unrestricted = || policies_needing_sidecar(self.mesh, workload, number).is_empty();
+        let is_unrestricted =
+            || policies_needing_sidecar(self.mesh, workload, port_number).is_empty();
         *self.results.entry(key).or_insert_with(is_unrestricted)
     }
 }
@@ -148,17 +155,19 @@ impl<'a> EnforcementCache<'a> {
 fn forwarding_ports(
     service: &Service,
     workload: &Workload,
-    number: u16,
+    port_number: u16,
 ) -> impl Iterator<Item = u16> {
-    let forwards = move |port: &&ServicePort| target_port(&port.target, workload) == Some(number);
+    let forwards =
+        move |port: &&ServicePort| target_port(&port.target, workload) == Some(port_number);
     service.ports.iter().filter(forwards).map(|port| port.port)
 }
 
 /// True if a policy that only a sidecar enforces applies at some port of a service at an unmeshed workload.
 pub(super) fn requires_sidecar(mesh: &Mesh, service: &Service, workload: &Workload) -> bool {
-    let numbers = service.ports.iter().filter_map(|port| target_port(&port.target, workload));
-    let mut numbers = numbers.collect::<BTreeSet<u16>>().into_iter();
-    numbers.any(|number| !policies_needing_sidecar(mesh, workload, number).is_empty())
+    let port_numbers = service.ports.iter().filter_map(|port| target_port(&port.target, workload));
+    let mut port_numbers = port_numbers.collect::<BTreeSet<u16>>().into_iter();
+    port_numbers
+        .any(|port_number| !policies_needing_sidecar(mesh, workload, port_number).is_empty())
 }
 
 /// Returns the policies that the sidecar of a workload would enforce at a port of its application: limits and
@@ -167,11 +176,11 @@ pub(super) fn requires_sidecar(mesh: &Mesh, service: &Service, workload: &Worklo
 pub(super) fn policies_needing_sidecar(
     mesh: &Mesh,
     workload: &Workload,
-    number: u16,
+    port_number: u16,
 ) -> BTreeSet<ObjectKey> {
     let mut policies: BTreeSet<ObjectKey> = access_policies(mesh, workload).collect();
     for service in mesh.services_of_unmeshed_workload(&workload.name) {
-        for port in forwarding_ports(service, workload, number) {
+        for port in forwarding_ports(service, workload, port_number) {
             let limits = mesh.port_limits(&service.name, port).map(|limits| limits.policy);
             let checks = mesh
                 .port_checks(&service.name, port)
@@ -187,7 +196,7 @@ pub(super) fn policies_needing_sidecar(
 }
 
 /// Returns the policies on the account of a workload that reject requests there. With `defaultPolicy: dry-run`
-/// none does; with `allow`, allow policies do not.
+/// no policy rejects requests; with `allow`, only deny policies do.
 fn access_policies<'a>(
     mesh: &'a Mesh,
     workload: &'a Workload,
@@ -198,12 +207,13 @@ fn access_policies<'a>(
         DefaultPolicy::Allow => action == PolicyAction::Deny,
         DefaultPolicy::Deny => true,
     };
-    let access = mesh.access_policies_of(workload);
-    let access = access.filter(move |policy| policy.rules.iter().any(|rule| rejects(rule.action)));
-    let access = access.map(|policy| ObjectKey::AccessPolicy(policy.name.clone()));
+    let policies = mesh.access_policies_of(workload);
+    let policies =
+        policies.filter(move |policy| policy.rules.iter().any(|rule| rejects(rule.action)));
+    let policies = policies.map(|policy| ObjectKey::AccessPolicy(policy.name.clone()));
     let targets = mesh.targets_of(&workload.account);
     let targets = targets.filter(move |_| rejects(PolicyAction::Allow));
-    access.chain(targets.map(|target| ObjectKey::TrafficTarget(target.name.clone())))
+    policies.chain(targets.map(|target| ObjectKey::TrafficTarget(target.name.clone())))
 }
 
 /// Returns the names of unmeshed endpoints that are left out because of a policy. Empty unless a gateway or a
@@ -225,9 +235,9 @@ pub(crate) fn excluded_endpoints<'a>(
 }
 
 fn is_excluded(mesh: &Mesh, service: &Service, workload: &Workload, policy: &ObjectKey) -> bool {
-    let numbers = service.ports.iter().filter_map(|port| target_port(&port.target, workload));
-    let numbers: BTreeSet<u16> = numbers.collect();
-    numbers
+    let port_numbers = service.ports.iter().filter_map(|port| target_port(&port.target, workload));
+    let port_numbers: BTreeSet<u16> = port_numbers.collect();
+    port_numbers
         .into_iter()
-        .any(|number| policies_needing_sidecar(mesh, workload, number).contains(policy))
+        .any(|port_number| policies_needing_sidecar(mesh, workload, port_number).contains(policy))
 }

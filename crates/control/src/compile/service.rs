@@ -40,8 +40,8 @@ impl ClientClass {
         }
     }
 
-    /// Returns the class for one service: clients share a configuration unless their namespace has routes for
-    /// it.
+    /// Returns the class for one service: clients share its configuration unless their namespace has routes for
+    /// the service.
     fn for_service(&self, mesh: &Mesh, service: &ServiceName) -> Self {
         match self {
             Self::Consumers(namespace) if !mesh.has_consumers(service, namespace) => {
@@ -51,7 +51,7 @@ impl ClientClass {
         }
     }
 
-    /// Returns the namespace with consumer routes that apply; a gateway's own namespace does not count.
+    /// Returns the namespace whose consumer routes apply; those of a gateway's namespace do not.
     fn consumer_namespace(&self) -> Option<&Name> {
         match self {
             Self::Consumers(namespace) => Some(namespace),
@@ -86,7 +86,7 @@ pub(crate) fn compile_service(
     client_class: &ClientClass,
     service: &Service,
 ) -> ServiceConfig {
-    let permitted = CallableWorkloads::for_client_class(mesh, client_class);
+    let callable_workloads = CallableWorkloads::for_client_class(mesh, client_class);
     let ports = service.ports.iter().map(|port| {
         let (name, number) = (&service.name, port.port);
         let (routed, rules) = port_rules(mesh, name, number, client_class.consumer_namespace());
@@ -102,7 +102,7 @@ pub(crate) fn compile_service(
                 port,
                 tags.as_deref(),
                 client_class,
-                &permitted,
+                &callable_workloads,
             ),
             tls_rules: tls_rules(mesh, name, number, client_class.consumer_namespace()),
             traffic_policy: mesh.traffic_policy(&service.name, port.port),
@@ -115,9 +115,9 @@ pub(crate) fn compile_service(
         name: service.name.clone(),
         client_authorization: ClientAuthorization::Allowed,
         ports: ports.collect(),
-        awaited: is_awaited(mesh, service, &permitted),
+        awaited: is_awaited(mesh, service, &callable_workloads),
     };
-    if !is_authorized(mesh, &service_config, client_class, &permitted) {
+    if !is_authorized(mesh, &service_config, client_class, &callable_workloads) {
         service_config.client_authorization = ClientAuthorization::Denied;
         service_config.ports.clear();
         service_config.awaited = false;
@@ -126,13 +126,13 @@ pub(crate) fn compile_service(
 }
 
 /// True while the sidecar of a workload of a service is expected with another port or account.
-fn is_awaited(mesh: &Mesh, service: &Service, permitted: &CallableWorkloads<'_>) -> bool {
+fn is_awaited(mesh: &Mesh, service: &Service, callable_workloads: &CallableWorkloads<'_>) -> bool {
     let mut workloads =
         mesh.service_workloads(&service.name).filter(|workload| mesh.is_awaited(workload));
     workloads.any(|workload| {
         LifecycleStage::Ready.includes(service, workload)
             && !mesh.is_revoked(workload)
-            && permitted.allows(workload)
+            && callable_workloads.allows(workload)
     })
 }
 
@@ -142,14 +142,14 @@ pub(crate) fn unreported_endpoints(
     client_class: &ClientClass,
     service_config: &ServiceConfig,
 ) -> Vec<EndpointId> {
-    let permitted = CallableWorkloads::for_client_class(mesh, client_class);
+    let callable_workloads = CallableWorkloads::for_client_class(mesh, client_class);
     let Some(service) = mesh.service(&service_config.name) else {
         return Vec::new();
     };
     let ports = service.ports.iter().filter(|port| service_config.ports.contains_key(&port.port));
     let unreported = ports.flat_map(|port| {
         let callable_at = |stage| {
-            callable_workloads(mesh, service, port, &permitted, stage)
+            select_callable_workloads(mesh, service, port, &callable_workloads, stage)
                 .collect::<Vec<(&Workload, u16)>>()
         };
         let mut callable = callable_at(LifecycleStage::Ready);
@@ -185,10 +185,10 @@ pub(crate) struct ServiceConfigCache {
 #[derive(Debug)]
 struct CachedServiceConfig {
     service_config: Arc<ServiceConfig>,
-    /// True if an input may have changed since.
-    stale: bool,
+    /// True if an input may have changed since the compilation.
+    is_stale: bool,
     /// The number of sweeps since its last use in which no snapshot contained it.
-    unused: u8,
+    unused_sweeps: u8,
 }
 
 impl ServiceConfigCache {
@@ -207,8 +207,8 @@ impl ServiceConfigCache {
             return None;
         };
         let old = match self.cached.get_mut(&key) {
-            Some(cached) if !cached.stale => {
-                cached.unused = 0;
+            Some(cached) if !cached.is_stale => {
+                cached.unused_sweeps = 0;
                 return Some(Arc::clone(&cached.service_config));
             }
             Some(cached) => Some(Arc::clone(&cached.service_config)),
@@ -218,8 +218,8 @@ impl ServiceConfigCache {
         let service_config = reuse_unchanged(compile_service(mesh, &client_class, service), old);
         let cached = CachedServiceConfig {
             service_config: Arc::clone(&service_config),
-            stale: false,
-            unused: 0,
+            is_stale: false,
+            unused_sweeps: 0,
         };
         self.cached.insert(key, cached);
         Some(service_config)
@@ -231,20 +231,20 @@ impl ServiceConfigCache {
     }
 
     /// Marks the configurations that may have changed.
-    pub(crate) fn mark_outdated(&mut self, affected_set: &AffectedSet) {
+    pub(crate) fn mark_stale(&mut self, affected_set: &AffectedSet) {
         if affected_set.all_proxies || !affected_set.accounts.is_empty() {
             for ((_, client_class), cached) in &mut self.cached {
                 let account = client_class.account();
                 let is_affected =
                     account.is_some_and(|account| affected_set.accounts.contains(account));
-                cached.stale |= affected_set.all_proxies || is_affected;
+                cached.is_stale |= affected_set.all_proxies || is_affected;
             }
         }
         for service in &affected_set.services {
             // The first variant sorts first.
             let configs = self.cached.range_mut((service.clone(), ClientClass::AllClients)..);
             let configs = configs.take_while(|((name, _), _)| name == service);
-            configs.for_each(|(_, cached)| cached.stale = true);
+            configs.for_each(|(_, cached)| cached.is_stale = true);
         }
     }
 
@@ -253,8 +253,8 @@ impl ServiceConfigCache {
     pub(crate) fn evict_unused(&mut self) {
         self.cached.retain(|_, cached| {
             let is_held = Arc::strong_count(&cached.service_config) > 1;
-            cached.unused = if is_held { 0 } else { cached.unused.saturating_add(1) };
-            cached.unused < MAX_SWEEPS_UNUSED
+            cached.unused_sweeps = if is_held { 0 } else { cached.unused_sweeps.saturating_add(1) };
+            cached.unused_sweeps < MAX_UNUSED_SWEEPS
         });
     }
 
@@ -265,7 +265,7 @@ impl ServiceConfigCache {
 }
 
 /// The number of sweeps after which an unused entry is evicted: half a second during a burst of changes.
-const MAX_SWEEPS_UNUSED: u8 = 16;
+const MAX_UNUSED_SWEEPS: u8 = 16;
 
 /// The workloads that a client may call.
 enum CallableWorkloads<'a> {
@@ -302,9 +302,9 @@ impl<'a> CallableWorkloads<'a> {
         }
     }
 
-    /// Returns true if some workload of a service is allowed; `None` if no workload exists that a policy could
-    /// apply to.
-    fn allows_some(&self, mesh: &Mesh, service: &ServiceName) -> Option<bool> {
+    /// Returns true if the client may call some workload of a service; `None` if the service has no workload
+    /// with a sidecar.
+    fn allows_any_workload(&self, mesh: &Mesh, service: &ServiceName) -> Option<bool> {
         let mut workloads = mesh.service_workloads(service).peekable();
         workloads.peek()?;
         Some(workloads.any(|workload| self.allows(workload)))
@@ -315,15 +315,15 @@ fn is_authorized(
     mesh: &Mesh,
     service_config: &ServiceConfig,
     client_class: &ClientClass,
-    permitted: &CallableWorkloads<'_>,
+    callable_workloads: &CallableWorkloads<'_>,
 ) -> bool {
-    if matches!(permitted, CallableWorkloads::All) {
+    if matches!(callable_workloads, CallableWorkloads::All) {
         return true;
     }
     let mut services =
         std::iter::once(&service_config.name).chain(backend_services(service_config));
     services.any(|name| {
-        match permitted.allows_some(mesh, name) {
+        match callable_workloads.allows_any_workload(mesh, name) {
             Some(is_allowed) => is_allowed,
             // Unmeshed workloads enforce nothing.
             None if client_class.is_gateway()
@@ -331,7 +331,7 @@ fn is_authorized(
             {
                 true
             }
-            None => mesh.config().mode_in(&name.namespace) != DefaultPolicy::Deny,
+            None => mesh.config().default_policy_in(&name.namespace) != DefaultPolicy::Deny,
         }
     })
 }
@@ -345,7 +345,8 @@ fn port_rules(
     port: u16,
     consumer: Option<&Name>,
 ) -> (bool, Vec<RouteRule>) {
-    let attached: Vec<&HttpRoute> = mesh.http_routes().of_port(service, port, consumer).collect();
+    let attached: Vec<&HttpRoute> =
+        mesh.http_routes().routes_at_port(service, port, consumer).collect();
     let kind = attached.iter().map(|route| route.kind).max();
     if kind.is_none() {
         return (false, split::split_rules(mesh, service, port, consumer));
@@ -391,7 +392,7 @@ fn tls_rules(
     port: u16,
     consumer: Option<&Name>,
 ) -> Vec<TlsRule> {
-    let routes = mesh.tls_routes().of_port(service, port, consumer);
+    let routes = mesh.tls_routes().routes_at_port(service, port, consumer);
     let granted = routes.map(|route| {
         let mut rule = route.rule.clone();
         let TlsRule { route, backends, .. } = &mut rule;
@@ -401,7 +402,7 @@ fn tls_rules(
     granted.collect()
 }
 
-/// Returns the protocol that the service declares; otherwise the one on which its workloads agree; otherwise
+/// Returns the protocol that a service port declares; otherwise that on which its workloads agree; otherwise
 /// that of a well-known port, or detection.
 pub(super) fn port_protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Protocol {
     if let Some(protocol) = port.protocol {
@@ -443,26 +444,26 @@ fn port_endpoints(
     port: &ServicePort,
     tags: Option<&TagRules>,
     client_class: &ClientClass,
-    permitted: &CallableWorkloads<'_>,
+    callable_workloads: &CallableWorkloads<'_>,
 ) -> Vec<Arc<Endpoint>> {
     let named_labels: BTreeSet<&str> = tags.into_iter().flat_map(TagRules::instance_tags).collect();
-    let mut endpoints = endpoints_of(
+    let mut endpoints = endpoints_at_stage(
         mesh,
         service,
         port,
         &named_labels,
         client_class,
-        permitted,
+        callable_workloads,
         LifecycleStage::Ready,
     );
     if endpoints.is_empty() {
-        endpoints = endpoints_of(
+        endpoints = endpoints_at_stage(
             mesh,
             service,
             port,
             &named_labels,
             client_class,
-            permitted,
+            callable_workloads,
             LifecycleStage::Terminating,
         );
     }
@@ -471,16 +472,16 @@ fn port_endpoints(
 }
 
 /// Returns the endpoints of a port for workloads at this stage.
-fn endpoints_of(
+fn endpoints_at_stage(
     mesh: &Mesh,
     service: &Service,
     port: &ServicePort,
     named_labels: &BTreeSet<&str>,
     client_class: &ClientClass,
-    permitted: &CallableWorkloads<'_>,
+    callable_workloads: &CallableWorkloads<'_>,
     stage: LifecycleStage,
 ) -> Vec<Arc<Endpoint>> {
-    let callable = callable_workloads(mesh, service, port, permitted, stage);
+    let callable = select_callable_workloads(mesh, service, port, callable_workloads, stage);
     let endpoints = callable.filter_map(|(workload, number)| {
         let address = *mesh.sidecar_listeners(&workload.name)?.get(&number)?;
         let id = endpoint_id(&service.name, port, workload);
@@ -489,7 +490,7 @@ fn endpoints_of(
         Some(Arc::new(Endpoint { id, address, account, tags, weight: Some(workload.weight) }))
     });
     let mut endpoints: Vec<Arc<Endpoint>> = endpoints.collect();
-    if permitted.allows_some(mesh, &service.name) != Some(false) {
+    if callable_workloads.allows_any_workload(mesh, &service.name) != Some(false) {
         endpoints.extend(unmeshed_endpoints(
             mesh,
             service,
@@ -503,10 +504,10 @@ fn endpoints_of(
     endpoints
 }
 
-/// Removes weights that are all equal.
+/// Removes the weights of endpoints if all are equal.
 fn clear_equal_weights(endpoints: &mut [Arc<Endpoint>]) {
-    let first = endpoints.first().and_then(|endpoint| endpoint.weight);
-    if endpoints.iter().all(|endpoint| endpoint.weight == first) {
+    let first_weight = endpoints.first().and_then(|endpoint| endpoint.weight);
+    if endpoints.iter().all(|endpoint| endpoint.weight == first_weight) {
         for endpoint in endpoints {
             Arc::make_mut(endpoint).weight = None;
         }
@@ -529,7 +530,7 @@ fn unmeshed_endpoints(
     let accepts_plaintext = |workload: &&Workload| {
         client_class.is_gateway() || plaintext_restriction(mesh, workload).is_none()
     };
-    let mut cache = EnforcementCache::from_mesh(mesh);
+    let mut cache = EnforcementCache::new(mesh);
     let endpoints = workloads.filter(accepts_plaintext).filter_map(|workload| {
         let number = target_port(&port.target, workload)?;
         cache.is_unrestricted(workload, number).then(|| {
@@ -556,17 +557,17 @@ pub(crate) fn select_labels(
 
 /// Returns the workloads with a sidecar of a port at a stage that a client may call, each with the port of its
 /// application.
-fn callable_workloads<'a>(
+fn select_callable_workloads<'a>(
     mesh: &'a Mesh,
     service: &Service,
     port: &ServicePort,
-    permitted: &CallableWorkloads<'_>,
+    callable_workloads: &CallableWorkloads<'_>,
     stage: LifecycleStage,
 ) -> impl Iterator<Item = (&'a Workload, u16)> {
     let workloads = mesh.service_workloads(&service.name);
     let workloads = workloads.filter(move |workload| stage.includes(service, workload));
     let workloads = workloads.filter(|workload| !mesh.is_revoked(workload));
-    let workloads = workloads.filter(|workload| permitted.allows(workload));
+    let workloads = workloads.filter(|workload| callable_workloads.allows(workload));
     workloads.filter_map(|workload| Some((workload, target_port(&port.target, workload)?)))
 }
 

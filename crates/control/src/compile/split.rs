@@ -17,15 +17,15 @@ pub(super) fn split_rules(
     port: u16,
     consumer: Option<&Name>,
 ) -> Vec<RouteRule> {
-    if let Some(rule) = tcp_route(mesh, service, port, consumer) {
+    if let Some(rule) = tcp_route_rule(mesh, service, port, consumer) {
         return vec![rule.for_requests()];
     }
-    if gateway_route(mesh, service, port, consumer).is_some() {
+    if gateway_route_key(mesh, service, port, consumer).is_some() {
         return Vec::new();
     }
-    let with_matches =
+    let splits_with_matches =
         mesh.traffic_splits().attached_to(service).filter(|split| split.groups.is_some());
-    let mut splits: Vec<&TrafficSplit> = with_matches.collect();
+    let mut splits: Vec<&TrafficSplit> = splits_with_matches.collect();
     splits.sort_by_key(|split| split.precedence());
     splits.extend(split_for_all_requests(mesh, service));
     splits.into_iter().filter_map(|split| split_rule(mesh, split, port)).collect()
@@ -39,10 +39,10 @@ pub(super) fn tcp_rule(
     port: u16,
     consumer: Option<&Name>,
 ) -> Option<TcpRule> {
-    if let Some(rule) = tcp_route(mesh, service, port, consumer) {
+    if let Some(rule) = tcp_route_rule(mesh, service, port, consumer) {
         return Some(rule);
     }
-    if gateway_route(mesh, service, port, consumer).is_some() {
+    if gateway_route_key(mesh, service, port, consumer).is_some() {
         return None;
     }
     split_for_all_requests(mesh, service).map(|split| split_shares(mesh, split, port))
@@ -51,21 +51,21 @@ pub(super) fn tcp_rule(
 /// Returns the objects that override a split at each port of its root, as sentences for its author.
 pub(crate) fn overriding_objects(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<String>> {
     let root = &split.root.service;
-    let first = split_for_all_requests(mesh, root).filter(|_| split.groups.is_none());
-    let first = first.filter(|first| first.name != split.name);
-    let other_split = first.map(|first| {
-        let reason = precedence_reason(first.created, split.created);
-        format!("TrafficSplit {} has the same root service and {reason}", first.name)
+    let applied_split = split_for_all_requests(mesh, root).filter(|_| split.groups.is_none());
+    let applied_split = applied_split.filter(|applied_split| applied_split.name != split.name);
+    let other_split = applied_split.map(|applied_split| {
+        let reason = precedence_reason(applied_split.created, split.created);
+        format!("TrafficSplit {} has the same root service and {reason}", applied_split.name)
     });
     let ports = mesh.service(root).into_iter().flat_map(|service| &service.ports);
-    let objects_at = |port: u16| {
-        let route = gateway_route(mesh, root, port, None);
+    let objects_at_port = |port: u16| {
+        let route = gateway_route_key(mesh, root, port, None);
         let route = route.map(|object_key| {
             format!("{object_key} is attached to port {port} and takes precedence there")
         });
         route.into_iter().chain(other_split.clone()).collect()
     };
-    let by_port: Vec<Vec<String>> = ports.map(|port| objects_at(port.port)).collect();
+    let by_port: Vec<Vec<String>> = ports.map(|port| objects_at_port(port.port)).collect();
     match by_port.is_empty() {
         true => vec![other_split.into_iter().collect()],
         false => by_port,
@@ -79,41 +79,43 @@ pub(crate) fn tcp_conflict(
     service: &ServiceName,
     port: u16,
 ) -> Option<String> {
-    let mut routes = mesh.gateway_tcp_routes().of_port(service, port, Some(&name.namespace));
-    let first = &routes.next()?.rule.route;
-    let other = (first != name).then_some(first)?;
-    Some(format!("TCPRoute {other} is also attached to port {port} and takes precedence"))
+    let mut routes = mesh.gateway_tcp_routes().routes_at_port(service, port, Some(&name.namespace));
+    let first_route = &routes.next()?.rule.route;
+    let other_route = (first_route != name).then_some(first_route)?;
+    Some(format!("TCPRoute {other_route} is also attached to port {port} and takes precedence"))
 }
 
 /// Returns the rule of the first TCP route attached to a port.
-fn tcp_route(
+fn tcp_route_rule(
     mesh: &Mesh,
     service: &ServiceName,
     port: u16,
     consumer: Option<&Name>,
 ) -> Option<TcpRule> {
-    let route = mesh.gateway_tcp_routes().of_port(service, port, consumer).next()?;
+    let route = mesh.gateway_tcp_routes().routes_at_port(service, port, consumer).next()?;
     Some(permitted_rule(mesh, service, route.rule.clone()))
 }
 
 /// Returns the oldest split of a root without matches, then the first by name.
 fn split_for_all_requests<'a>(mesh: &'a Mesh, root: &ServiceName) -> Option<&'a TrafficSplit> {
-    let whole = mesh.traffic_splits().attached_to(root).filter(|split| split.groups.is_none());
-    whole.min_by_key(|split| split.precedence())
+    let splits_without_matches =
+        mesh.traffic_splits().attached_to(root).filter(|split| split.groups.is_none());
+    splits_without_matches.min_by_key(|split| split.precedence())
 }
 
-/// Returns a Gateway API route attached to a port: splits do not apply there.
-fn gateway_route(
+/// Returns the key of a Gateway API route attached to a port: splits do not apply there.
+fn gateway_route_key(
     mesh: &Mesh,
     service: &ServiceName,
     port: u16,
     consumer: Option<&Name>,
 ) -> Option<ObjectKey> {
-    let http = mesh.http_routes().of_port(service, port, consumer).max_by_key(|route| route.kind);
+    let http =
+        mesh.http_routes().routes_at_port(service, port, consumer).max_by_key(|route| route.kind);
     let http = http.map(|route| route.kind.object_key(route.name.clone()));
-    let tcp = mesh.gateway_tcp_routes().of_port(service, port, consumer);
+    let tcp = mesh.gateway_tcp_routes().routes_at_port(service, port, consumer);
     let mut tcp = tcp.map(|route| ObjectKey::GatewayTcpRoute(route.rule.route.clone()));
-    let tls = mesh.tls_routes().of_port(service, port, consumer);
+    let tls = mesh.tls_routes().routes_at_port(service, port, consumer);
     let mut tls = tls.map(|route| ObjectKey::TlsRoute(route.rule.route.clone()));
     http.or_else(|| tcp.next()).or_else(|| tls.next())
 }

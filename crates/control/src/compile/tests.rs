@@ -251,7 +251,7 @@ fn a_strict_client_reaches_a_service_through_a_backend_and_only_permitted_endpoi
 }
 
 #[test]
-fn a_strict_client_that_no_policy_names_is_denied_everything() {
+fn a_client_that_no_policy_names_is_denied_in_strict_mode() {
     check_config(
         &strict_bookinfo(""),
         "stranger-1",
@@ -297,7 +297,7 @@ fn a_strict_server_without_policy_admits_no_client() {
 
 #[test]
 fn policies_for_one_account_apply_independently() {
-    let more = r#"
+    let added_objects = r#"
 ---
 apiVersion: access.smi-spec.io/v1alpha3
 kind: TrafficTarget
@@ -321,7 +321,7 @@ metadata: {name: two, namespace: bookinfo}
 spec: {matches: {ports: [9082, 70]}}
 "#;
     check_config(
-        &strict_bookinfo(more),
+        &strict_bookinfo(added_objects),
         "reviews-v1-1",
         &[],
         &expect![[r#"
@@ -333,7 +333,7 @@ spec: {matches: {ports: [9082, 70]}}
     "#]],
     );
     check_config(
-        &strict_bookinfo(more),
+        &strict_bookinfo(added_objects),
         "stranger-1",
         &["reviews-v1", "reviews-v2"],
         &expect![[r#"
@@ -349,7 +349,7 @@ spec: {matches: {ports: [9082, 70]}}
 
 #[test]
 fn a_missing_reference_of_a_policy_allows_nothing_and_is_reported() {
-    let more = r#"
+    let added_objects = r#"
 ---
 apiVersion: access.smi-spec.io/v1alpha3
 kind: TrafficTarget
@@ -363,7 +363,7 @@ spec:
   - {kind: TCPRoute, name: nothing}
 "#;
     check_config(
-        &strict_bookinfo(more),
+        &strict_bookinfo(added_objects),
         "details-1",
         &[],
         &expect![[r#"
@@ -373,7 +373,7 @@ spec:
             bookinfo/broken: [bookinfo/productpage] http [] tcp []
     "#]],
     );
-    let mesh = mesh_with_sidecars(&strict_bookinfo(more));
+    let mesh = mesh_with_sidecars(&strict_bookinfo(added_objects));
     let target = mesh.traffic_targets().next().unwrap();
     expect![[r#"
         [
@@ -387,7 +387,7 @@ spec:
 
 #[test]
 fn a_tcp_route_without_ports_opens_all_of_them() {
-    let more = r#"
+    let added_objects = r#"
 ---
 apiVersion: access.smi-spec.io/v1alpha3
 kind: TrafficTarget
@@ -403,7 +403,7 @@ metadata: {name: all, namespace: bookinfo}
 spec: {matches: {}}
 "#;
     check_config(
-        &strict_bookinfo(more),
+        &strict_bookinfo(added_objects),
         "details-1",
         &[],
         &expect![[r#"
@@ -416,7 +416,7 @@ spec: {matches: {}}
 }
 
 #[test]
-fn a_service_without_workloads_is_open_in_permissive_and_closed_in_strict_mode() {
+fn a_service_without_workloads_is_allowed_in_permissive_and_denied_in_strict_mode() {
     let empty = r#"
 ---
 apiVersion: v1
@@ -438,7 +438,7 @@ spec: {selector: {app: nobody}, ports: [{port: 80}]}
 
 #[test]
 fn the_backends_of_backends_are_included_and_cycles_end() {
-    let more = r#"
+    let added_objects = r#"
 ---
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
@@ -448,7 +448,7 @@ spec:
   rules:
   - backendRefs: [{name: details, port: 9080}, {name: reviews, port: 9080}, {name: gone, port: 1}]
 "#;
-    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{more}"));
+    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{added_objects}"));
     let client = mesh.workload(&workload_name("stranger-1")).unwrap();
     let used = BTreeSet::from([service_name("reviews")]);
     let compiled_config = compile_config(&mesh, client, &used, &mut ServiceConfigCache::default());
@@ -510,10 +510,10 @@ fn unchanged_service_configurations_are_shared_and_changed_ones_keep_their_endpo
     let before = service_configs.service_config(&mesh, &client_class, &name).unwrap();
     let mut affected_set = mesh.set_listeners(&workload_name("details-1"), None);
     affected_set.all_proxies = true;
-    service_configs.mark_outdated(&affected_set);
+    service_configs.mark_stale(&affected_set);
     let same = service_configs.service_config(&mesh, &client_class, &name).unwrap();
     assert!(Arc::ptr_eq(&before, &same));
-    service_configs.mark_outdated(&mesh.set_listeners(&workload_name("reviews-v2-1"), None));
+    service_configs.mark_stale(&mesh.set_listeners(&workload_name("reviews-v2-1"), None));
     let after = service_configs.service_config(&mesh, &client_class, &name).unwrap();
     assert_eq!((before.ports[&9080].endpoints.len(), after.ports[&9080].endpoints.len()), (2, 1));
     assert!(Arc::ptr_eq(&before.ports[&9080].endpoints[0], &after.ports[&9080].endpoints[0]));

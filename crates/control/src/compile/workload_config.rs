@@ -13,7 +13,7 @@ use super::boundary::{compile_ingress_rules, egress_rules};
 use super::service::{select_labels, target_port};
 use crate::mesh::Mesh;
 
-/// Compiles the proxy configuration.
+/// Compiles the proxy configuration of a workload.
 pub(crate) fn compile_workload_config(mesh: &Mesh, workload: &Workload) -> WorkloadConfig {
     WorkloadConfig {
         workload: workload.name.clone(),
@@ -33,7 +33,7 @@ pub(crate) fn compile_workload_config(mesh: &Mesh, workload: &Workload) -> Workl
         limits: port_limits(mesh, workload),
         observability: (*mesh.config().observability).clone(),
         egress: mesh.config().egress,
-        mtls: mesh.config().plaintext_of(workload),
+        mtls: mesh.config().mtls_mode_of(workload),
         gateway: mesh.gateway_of(workload).cloned(),
         ingress_rules: compile_ingress_rules(mesh, workload),
         egress_rules: egress_rules(mesh, workload),
@@ -42,17 +42,17 @@ pub(crate) fn compile_workload_config(mesh: &Mesh, workload: &Workload) -> Workl
     }
 }
 
-/// Returns the application's ports. In a cluster they need not be declared: the target port of a service counts
-/// as one. Elsewhere only declared ports count. If a port declares no protocol, the services declare it.
+/// Returns the application's ports. In a cluster they need not be declared: the target port of a service is
+/// included. Elsewhere only declared ports are. If a port declares no protocol, that of the services applies.
 pub(super) fn application_ports(mesh: &Mesh, workload: &Workload) -> Vec<WorkloadPort> {
     let mut ports = workload.ports.clone();
     if !workload.address.is_loopback() {
         for port in mesh.services_of(&workload.name).flat_map(|service| &service.ports) {
-            if let TargetPort::Number(number) = port.target
-                && ports.iter().all(|listed| listed.port != number)
+            if let TargetPort::Number(port_number) = port.target
+                && ports.iter().all(|listed| listed.port != port_number)
             {
                 let protocol = Protocol::Detect;
-                ports.push(WorkloadPort { name: None, port: number, protocol });
+                ports.push(WorkloadPort { name: None, port: port_number, protocol });
             }
         }
     }
@@ -68,7 +68,8 @@ pub(super) fn application_ports(mesh: &Mesh, workload: &Workload) -> Vec<Workloa
     ports
 }
 
-/// True if the server speaks first by convention: by the port, or by a service port that forwards there.
+/// True if the server sends first by convention: by the name or number of the port, or of a service port that
+/// forwards there.
 fn is_server_first_by_convention(mesh: &Mesh, workload: &Workload, port: &WorkloadPort) -> bool {
     let services = mesh.services_of(&workload.name);
     let mut ports = services.flat_map(|service| &service.ports);
@@ -81,25 +82,26 @@ fn is_server_first_by_convention(mesh: &Mesh, workload: &Workload, port: &Worklo
 
 /// True if a policy inspects requests at a port of a workload. A convention does not hide requests from it: the
 /// protocol is detected there.
-fn inspects_requests(mesh: &Mesh, workload: &Workload, number: u16) -> bool {
+fn inspects_requests(mesh: &Mesh, workload: &Workload, port_number: u16) -> bool {
     let services = mesh.services_of(&workload.name);
     let mut ports =
         services.flat_map(|service| service.ports.iter().map(move |port| (&service.name, port)));
-    denies_requests(mesh, workload, number)
+    denies_requests(mesh, workload, port_number)
         || ports.any(|(service, port)| {
             let mut needs = mesh.inbound_needs(service, port.port);
-            target_port(&port.target, workload) == Some(number)
+            target_port(&port.target, workload) == Some(port_number)
                 && needs.any(|need| need != RequestNeed::None)
         })
 }
 
 /// True if an access policy denies some requests at a port of a workload.
-fn denies_requests(mesh: &Mesh, workload: &Workload, number: u16) -> bool {
+fn denies_requests(mesh: &Mesh, workload: &Workload, port_number: u16) -> bool {
     let mut rules = mesh.access_policies_of(workload).flat_map(|policy| &policy.rules);
-    rules.any(|rule| rule.request_need() != RequestNeed::None && rule.ports.contains(number))
+    rules.any(|rule| rule.request_need() != RequestNeed::None && rule.ports.contains(port_number))
 }
 
-/// Returns the protocol of a server-first port (by convention): detected if a policy inspects requests.
+/// Returns the protocol of a port that declares none: TCP for well-known server-first protocols, unless a
+/// policy inspects requests; otherwise detection.
 pub(super) fn protocol_by_convention(
     mesh: &Mesh,
     service: &Service,
@@ -108,8 +110,8 @@ pub(super) fn protocol_by_convention(
     let is_detected = || {
         let mut needs = mesh.request_needs(&service.name, port.port);
         let denies = |workload: &Workload| {
-            let number = target_port(&port.target, workload);
-            number.is_some_and(|number| denies_requests(mesh, workload, number))
+            let port_number = target_port(&port.target, workload);
+            port_number.is_some_and(|port_number| denies_requests(mesh, workload, port_number))
         };
         needs.any(|need| need != RequestNeed::None)
             || mesh.service_workloads(&service.name).any(denies)
@@ -121,31 +123,33 @@ pub(super) fn protocol_by_convention(
 }
 
 /// Returns the protocol that the services forwarding to a port declare, if they agree: gRPC is HTTP/2.
-fn declared_protocol(mesh: &Mesh, workload: &Workload, number: u16) -> Protocol {
+fn declared_protocol(mesh: &Mesh, workload: &Workload, port_number: u16) -> Protocol {
     let ports = mesh.services_of(&workload.name).flat_map(|service| &service.ports);
-    let forwarding = ports.filter(|port| target_port(&port.target, workload) == Some(number));
+    let forwarding = ports.filter(|port| target_port(&port.target, workload) == Some(port_number));
     let protocols: BTreeSet<Protocol> = forwarding.filter_map(|port| port.protocol).collect();
     let is_http2 = |protocol: &Protocol| matches!(protocol, Protocol::Http2 | Protocol::Grpc);
-    let first = protocols.first().copied();
-    first.filter(|_| protocols.len() == 1 || protocols.iter().all(is_http2)).unwrap_or_default()
+    let first_protocol = protocols.first().copied();
+    first_protocol
+        .filter(|_| protocols.len() == 1 || protocols.iter().all(is_http2))
+        .unwrap_or_default()
 }
 
-/// Returns the attributes of a workload that tag rules match: empty if none does.
+/// Returns the attributes of a workload that tag rules match; empty if no rule matches attributes.
 fn caller_attributes(mesh: &Mesh, workload: &Workload) -> CallerAttributes {
-    let matched = mesh.tags().matched_attributes();
-    if !matched.has_rules() {
+    let matched_attributes = mesh.tags().matched_attributes();
+    if !matched_attributes.has_rules() {
         return CallerAttributes::default();
     }
     let services = mesh.services_of(&workload.name).map(|service| service.name.clone());
     let is_parameter = |label: &String| !matches!(label.as_str(), "version" | "zone");
     CallerAttributes {
         services: services.collect(),
-        tags: select_labels(workload, |label| matched.matches_label(label)),
+        tags: select_labels(workload, |label| matched_attributes.matches_label(label)),
         has_parameters: workload.labels.keys().any(is_parameter),
     }
 }
 
-/// Returns the request marks at each port of the application: by the rules of all services that forward there.
+/// Returns the lane rules at each port of the application: those of all services that forward there.
 fn port_lanes(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<LaneRule>> {
     let mut lanes: BTreeMap<u16, Vec<LaneRule>> = BTreeMap::new();
     for service in mesh.services_of(&workload.name) {
@@ -157,7 +161,7 @@ fn port_lanes(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<LaneRule>> 
         }
     }
     for rules in lanes.values_mut() {
-        rules.sort_by_key(|rule| Reverse(rule.precedence));
+        rules.sort_by_key(|rule| Reverse(rule.priority));
     }
     lanes
 }
@@ -169,10 +173,10 @@ fn port_limits(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortLimits
     for service in mesh.services_of(&workload.name) {
         for port in &service.ports {
             let Some(port_limits) = mesh.port_limits(&service.name, port.port) else { continue };
-            let Some(number) = target_port(&port.target, workload) else { continue };
-            let list = limits.entry(number).or_default();
-            if !list.contains(&port_limits) {
-                list.push(port_limits);
+            let Some(port_number) = target_port(&port.target, workload) else { continue };
+            let port_limits_list = limits.entry(port_number).or_default();
+            if !port_limits_list.contains(&port_limits) {
+                port_limits_list.push(port_limits);
             }
         }
     }
@@ -186,11 +190,11 @@ fn port_checks(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortCheck>
     for service in mesh.services_of(&workload.name) {
         for port in &service.ports {
             let port_checks = mesh.port_checks(&service.name, port.port);
-            let Some(number) = target_port(&port.target, workload) else { continue };
+            let Some(port_number) = target_port(&port.target, workload) else { continue };
             for port_check in port_checks {
-                let list = checks.entry(number).or_default();
-                if !list.contains(&port_check) {
-                    list.push(port_check);
+                let port_checks_list = checks.entry(port_number).or_default();
+                if !port_checks_list.contains(&port_check) {
+                    port_checks_list.push(port_check);
                 }
             }
         }
@@ -204,7 +208,7 @@ fn service_retries(mesh: &Mesh, workload: &Workload) -> BTreeMap<ServiceName, Se
     let mut retries = BTreeMap::new();
     for policy in mesh.retries_of(&workload.account) {
         for service in &policy.services {
-            retries.entry(service.clone()).or_insert_with(|| policy.of_service());
+            retries.entry(service.clone()).or_insert_with(|| policy.to_service_retry());
         }
     }
     retries
@@ -219,8 +223,8 @@ fn port_services(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, ServiceName>
     let mut port_services = BTreeMap::new();
     for service in services {
         for port in &service.ports {
-            if let Some(number) = target_port(&port.target, workload) {
-                port_services.entry(number).or_insert_with(|| service.name.clone());
+            if let Some(port_number) = target_port(&port.target, workload) {
+                port_services.entry(port_number).or_insert_with(|| service.name.clone());
             }
         }
     }

@@ -47,7 +47,7 @@ pub enum StartError {
         "the page for browsers cannot listen on {0}: {1}; use --page with another address, or --page off"
     )]
     Page(SocketAddr, #[source] io::Error),
-    /// Its own certificate cannot be issued.
+    /// The control plane's own certificate cannot be issued.
     #[error("cannot issue the control plane's own certificate: {0}")]
     Serving(#[from] ServerCredentialError),
 }

@@ -8,7 +8,7 @@ use leno_model::PlaintextClient;
 use crate::mesh::is_own_address;
 use crate::status::{ApplicationStatus, ConditionStatus, RejectedJoinStatus, WorkloadStatus};
 
-use super::{Finding, FindingInputs, Severity, join_again, limit_findings, rejected_sidecar};
+use super::{Finding, FindingInputs, Severity, limit_findings, rejected_sidecar_hint, rejoin_hint};
 use crate::applications::{exit_hint, port_hint};
 
 /// Returns the findings about conditions, the most direct causes first.
@@ -21,10 +21,10 @@ pub(super) fn check_conditions(inputs: &FindingInputs) -> Vec<Finding> {
             conditions.map(move |condition| (workload, condition))
         })
     };
-    let closed = conditions_of("listener-closed")
-        .map(|(workload, condition)| closed_listener(workload, condition));
-    findings.extend(limit_findings(closed.collect(), "leno get workloads"));
-    let dns = conditions_of("dns-closed").map(|(workload, condition)| {
+    let closed_listeners = conditions_of("listener-closed")
+        .map(|(workload, condition)| closed_listener_finding(workload, condition));
+    findings.extend(limit_findings(closed_listeners.collect(), "leno get workloads"));
+    let closed_dns_listeners = conditions_of("dns-closed").map(|(workload, condition)| {
         Finding::problem(
             format!(
                 "{}: the DNS listener {} is closed: {}",
@@ -33,7 +33,7 @@ pub(super) fn check_conditions(inputs: &FindingInputs) -> Vec<Finding> {
             "stop the process that uses the port; the sidecar retries every second",
         )
     });
-    findings.extend(limit_findings(dns.collect(), "leno get workloads -o json"));
+    findings.extend(limit_findings(closed_dns_listeners.collect(), "leno get workloads -o json"));
     let applications = inputs
         .workloads
         .iter()
@@ -52,8 +52,8 @@ pub(super) fn check_conditions(inputs: &FindingInputs) -> Vec<Finding> {
     });
     findings.extend(limit_findings(circuits.collect(), "leno get circuits"));
     findings.extend(check_delays(inputs));
-    findings.extend(rejected_clients(inputs));
-    let joins = inputs.rejected_joins.iter().map(|join| rejected_join(inputs, join));
+    findings.extend(rejected_client_findings(inputs));
+    let joins = inputs.rejected_joins.iter().map(|join| rejected_join_finding(inputs, join));
     findings.extend(limit_findings(joins.collect(), "leno status -o json"));
     findings.extend(check_state(inputs));
     let tables = conditions_of("table-full").map(|(workload, condition)| {
@@ -66,37 +66,40 @@ pub(super) fn check_conditions(inputs: &FindingInputs) -> Vec<Finding> {
         )
     });
     findings.extend(limit_findings(tables.collect(), "leno get workloads -o json"));
-    findings.extend(dropped_lines(inputs));
+    findings.extend(dropped_line_findings(inputs));
     findings.extend(check_unknown(inputs));
     findings
 }
 
 /// Reports log lines that were dropped because a program's output blocked.
-fn dropped_lines(inputs: &FindingInputs) -> Vec<Finding> {
+fn dropped_line_findings(inputs: &FindingInputs) -> Vec<Finding> {
     let finding = |message: String| {
         let hint =
             "free space on the disk of the log, or repair its reader; traffic is not affected";
         Finding::notice(message, hint)
     };
-    let own_findings = inputs
+    let control_plane_findings = inputs
         .directory
         .iter()
         .map(|directory| directory.log_lines_dropped)
         .filter(|lines| *lines > 0);
-    let own_findings = own_findings.map(|lines| {
+    let control_plane_findings = control_plane_findings.map(|lines| {
         finding(format!("the control plane drops log lines because its output is blocked: {lines}"))
     });
-    let sidecars = inputs.workloads.iter().flat_map(|workload| {
+    let sidecar_findings = inputs.workloads.iter().flat_map(|workload| {
         let dropped =
             workload.conditions.iter().filter(|condition| condition.kind == "log-lines-dropped");
         dropped.map(|condition| {
             finding(format!("{}: its sidecar drops log {}", workload.name, condition.reason))
         })
     });
-    limit_findings(own_findings.chain(sidecars).collect(), "leno get workloads -o json")
+    limit_findings(
+        control_plane_findings.chain(sidecar_findings).collect(),
+        "leno get workloads -o json",
+    )
 }
 
-fn closed_listener(workload: &WorkloadStatus, condition: &ConditionStatus) -> Finding {
+fn closed_listener_finding(workload: &WorkloadStatus, condition: &ConditionStatus) -> Finding {
     let ConditionStatus { subject, reason, .. } = condition;
     Finding::problem(
         format!("{}: the listener {subject} is closed: {reason}", workload.name),
@@ -110,20 +113,20 @@ fn check_application(workload: &WorkloadStatus, application: &ApplicationStatus)
     let name = &workload.name;
     let mut findings = Vec::new();
     let restarts = application.restarts;
-    let exit = application.last_exit.as_deref();
+    let last_exit = application.last_exit.as_deref();
     if application.crash_looping {
         findings.push(Finding::problem(
             format!(
                 "{name}: the application keeps exiting (restarts: {restarts}{})",
-                exit.map_or_else(String::new, |status| format!(", last exit: {status}"))
+                last_exit.map_or_else(String::new, |status| format!(", last exit: {status}"))
             ),
-            exit_hint(exit),
+            exit_hint(last_exit),
         ));
     } else if application.state == "restarting" {
         findings.push(Finding::notice(
             format!(
                 "{name}: the application has exited and is restarted{}",
-                exit.map_or_else(String::new, |status| format!(" (last exit: {status})"))
+                last_exit.map_or_else(String::new, |status| format!(" (last exit: {status})"))
             ),
             "its output is in the log of `leno up`",
         ));
@@ -137,62 +140,64 @@ fn check_application(workload: &WorkloadStatus, application: &ApplicationStatus)
     findings
 }
 
-fn rejected_join(inputs: &FindingInputs, join: &RejectedJoinStatus) -> Finding {
+fn rejected_join_finding(inputs: &FindingInputs, join: &RejectedJoinStatus) -> Finding {
     let RejectedJoinStatus { workload, exists, count, age_seconds, reason } = join;
     let status = inputs.workloads.iter().find(|status| status.name == *workload);
-    // Its rejection is the purpose of a revocation.
+    // The sidecar of a revoked workload is rejected on purpose.
     let is_expected = status.is_some_and(|status| status.has_sidecar() || status.revoked);
     let severity = if *exists && !is_expected { Severity::Problem } else { Severity::Notice };
     let message = format!(
         "{workload}: a joining sidecar is rejected (attempts: {count}, last: {age_seconds} s ago): {reason}"
     );
     let hint = match status.filter(|_| *exists) {
-        Some(status) => rejected_sidecar(&inputs.status, status),
-        None if inputs.status.kubernetes => join_again(&inputs.status, workload),
+        Some(status) => rejected_sidecar_hint(&inputs.status, status),
+        None if inputs.status.kubernetes => rejoin_hint(&inputs.status, workload),
         None => format!("add the Workload, then make a token: leno token {workload}"),
     };
     Finding { severity, message, hint }
 }
 
-/// Reports service ports without a declared protocol and with a server that speaks first, each once.
+/// Reports service ports without a declared protocol whose server sends first, each once.
 fn check_delays(inputs: &FindingInputs) -> Vec<Finding> {
     let conditions = inputs.workloads.iter().flat_map(|workload| &workload.conditions);
-    let delayed = conditions.filter(|condition| condition.kind == "detection-delayed");
-    let delayed: BTreeMap<&str, &str> =
-        delayed.map(|condition| (condition.subject.as_str(), condition.reason.as_str())).collect();
-    let delayed = delayed.into_iter().map(|(port, reason)| {
+    let delayed_ports = conditions.filter(|condition| condition.kind == "detection-delayed");
+    let delayed_ports: BTreeMap<&str, &str> = delayed_ports
+        .map(|condition| (condition.subject.as_str(), condition.reason.as_str()))
+        .collect();
+    let delayed_ports = delayed_ports.into_iter().map(|(port, reason)| {
         Finding::notice(
             format!("{port} declares no protocol: {reason}"),
             "add `appProtocol: tcp` to this port of the Service",
         )
     });
-    limit_findings(delayed.collect(), "leno get workloads -o json")
+    limit_findings(delayed_ports.collect(), "leno get workloads -o json")
 }
 
-/// Reports rejected clients without mutual TLS. Those with a sidecar bypass the mesh.
-fn rejected_clients(inputs: &FindingInputs) -> Vec<Finding> {
-    let members = inputs.workloads.iter().flat_map(|workload| {
+/// Reports rejected clients without mutual TLS. Clients with a sidecar bypass the mesh.
+fn rejected_client_findings(inputs: &FindingInputs) -> Vec<Finding> {
+    let member_addresses = inputs.workloads.iter().flat_map(|workload| {
         let addresses = std::iter::once(&workload.address).chain(&workload.other_addresses);
         let addresses = addresses.filter_map(|text| text.parse::<IpAddr>().ok());
         addresses.filter(move |address| is_own_address(*address, &workload.labels))
     });
-    let members: BTreeSet<IpAddr> = members.collect();
+    let member_addresses: BTreeSet<IpAddr> = member_addresses.collect();
     let is_member = |name: &str| {
-        name.parse::<IpAddr>().is_ok_and(|address| members.contains(&address.to_canonical()))
+        name.parse::<IpAddr>()
+            .is_ok_and(|address| member_addresses.contains(&address.to_canonical()))
     };
     let findings = inputs.workloads.iter().flat_map(|workload| {
         let rejected =
             workload.conditions.iter().filter(|condition| condition.kind == "plaintext-rejected");
         rejected.map(|condition| {
             let ConditionStatus { subject, reason, .. } = condition;
-            let (meshed, others): (Vec<&str>, Vec<&str>) =
+            let (meshed_clients, other_clients): (Vec<&str>, Vec<&str>) =
                 reason.split(", ").partition(|name| is_member(name));
             let mut hints = Vec::new();
-            if !meshed.is_empty() {
+            if !meshed_clients.is_empty() {
                 let hint = PlaintextClient::Member.hint();
-                hints.push(format!("{} {BYPASS}: {hint}", meshed.join(", ")));
+                hints.push(format!("{} {BYPASS_EXPLANATION}: {hint}", meshed_clients.join(", ")));
             }
-            if !others.is_empty() {
+            if !other_clients.is_empty() {
                 hints.push(PlaintextClient::Other.hint().to_owned());
             }
             Finding::notice(
@@ -207,30 +212,30 @@ fn rejected_clients(inputs: &FindingInputs) -> Vec<Finding> {
     limit_findings(findings.collect(), "leno get workloads -o json")
 }
 
-/// The cause for rejected clients that have a sidecar.
-const BYPASS: &str = "bypass the mesh although they have a sidecar";
+/// The explanation of rejected clients that have a sidecar.
+const BYPASS_EXPLANATION: &str = "bypass the mesh although they have a sidecar";
 
-/// Reports state that cannot be written.
+/// Reports data directories that cannot be written, and files of the authority that cannot be used.
 fn check_state(inputs: &FindingInputs) -> Vec<Finding> {
     let hint = "free disk space or make the directory writable: until then a restart loses certificates, tokens or the last configuration";
-    let own_findings = inputs
+    let control_plane_findings = inputs
         .directory
         .iter()
         .filter_map(|directory| Some((&directory.directory, directory.problem.as_ref()?)));
-    let own_findings = own_findings.map(|(directory, problem)| {
+    let control_plane_findings = control_plane_findings.map(|(directory, problem)| {
         let message = format!("the control plane cannot write its state in {directory}: {problem}");
         Finding::problem(message, hint)
     });
-    let authority =
+    let authority_findings =
         inputs.directory.iter().filter_map(|directory| directory.authority_problem.as_ref());
-    let authority = authority.map(|problem| {
+    let authority_findings = authority_findings.map(|problem| {
         Finding::problem(
             format!("the files of the authority cannot be used: {problem}"),
             "restore them: the control plane uses the previous authority until it stops, and cannot start again without \
              these files",
         )
     });
-    let sidecars = inputs.workloads.iter().flat_map(|workload| {
+    let sidecar_findings = inputs.workloads.iter().flat_map(|workload| {
         let unwritable =
             workload.conditions.iter().filter(|condition| condition.kind == "state-unwritable");
         unwritable.map(|condition| {
@@ -242,7 +247,7 @@ fn check_state(inputs: &FindingInputs) -> Vec<Finding> {
         })
     });
     limit_findings(
-        own_findings.chain(authority).chain(sidecars).collect(),
+        control_plane_findings.chain(authority_findings).chain(sidecar_findings).collect(),
         "leno get workloads -o json",
     )
 }
@@ -260,11 +265,11 @@ fn check_unknown(inputs: &FindingInputs) -> Vec<Finding> {
         "log-lines-dropped",
     ];
     let findings = inputs.workloads.iter().flat_map(|workload| {
-        let unknown = workload
+        let unknown_conditions = workload
             .conditions
             .iter()
             .filter(|condition| !KNOWN_KINDS.contains(&condition.kind.as_str()));
-        unknown.map(|condition| {
+        unknown_conditions.map(|condition| {
             let ConditionStatus { kind, subject, reason } = condition;
             let message = format!("{}: {kind} {subject}: {reason}", workload.name);
             Finding::problem(
@@ -371,21 +376,21 @@ mod tests {
             inputs.workloads = vec![status(client), status(server)];
             check_conditions(&inputs).pop().unwrap().hint
         };
-        let found = hint("10.0.0.1", json!({}), "10.0.0.1");
-        assert!(found.starts_with("10.0.0.1 bypass the mesh"), "{found}");
-        assert!(!found.contains("start these clients"), "{found}");
-        let found = hint("10.0.0.1", json!({}), "10.0.0.1, 10.0.0.2");
+        let hint_text = hint("10.0.0.1", json!({}), "10.0.0.1");
+        assert!(hint_text.starts_with("10.0.0.1 bypass the mesh"), "{hint_text}");
+        assert!(!hint_text.contains("start these clients"), "{hint_text}");
+        let hint_text = hint("10.0.0.1", json!({}), "10.0.0.1, 10.0.0.2");
         assert!(
-            found.contains("10.0.0.1 bypass") && found.contains("start these clients"),
-            "{found}"
+            hint_text.contains("10.0.0.1 bypass") && hint_text.contains("start these clients"),
+            "{hint_text}"
         );
         for (address, labels) in [
             ("10.0.0.9", json!({})),
             ("127.0.0.1", json!({})),
             ("10.0.0.1", json!({NODE_NETWORK_LABEL: ""})),
         ] {
-            let found = hint(address, labels, "127.0.0.1, 10.0.0.1");
-            assert!(found.starts_with("start these clients"), "{address}: {found}");
+            let hint_text = hint(address, labels, "127.0.0.1, 10.0.0.1");
+            assert!(hint_text.starts_with("start these clients"), "{address}: {hint_text}");
         }
     }
 
@@ -400,9 +405,9 @@ mod tests {
             json!([{ "kind": "plaintext-rejected", "subject": "port 8080", "reason": "fd00::1" }]);
         let mut inputs = healthy_inputs();
         inputs.workloads = vec![client, serde_json::from_value(server).unwrap()];
-        let found = check_conditions(&inputs).pop().unwrap().hint;
-        assert!(found.starts_with("fd00::1 bypass the mesh"), "{found}");
-        assert!(found.ends_with(PlaintextClient::Member.hint()), "{found}");
+        let hint_text = check_conditions(&inputs).pop().unwrap().hint;
+        assert!(hint_text.starts_with("fd00::1 bypass the mesh"), "{hint_text}");
+        assert!(hint_text.ends_with(PlaintextClient::Member.hint()), "{hint_text}");
     }
 
     #[test]
@@ -416,8 +421,8 @@ mod tests {
             let mut workload = workload_status("connected");
             workload.application = Some(running_application(&[(9080, problem)]));
             inputs.workloads = vec![workload];
-            let found = check_conditions(&inputs);
-            assert!(found[0].hint.contains(hint), "{problem}: {}", found[0].hint);
+            let findings = check_conditions(&inputs);
+            assert!(findings[0].hint.contains(hint), "{problem}: {}", findings[0].hint);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Service ports without an endpoint, a problem if requests go there, and excluded endpoints without a sidecar.
+//! Findings about service ports without endpoints, and about excluded endpoints without a sidecar.
 
 use std::collections::BTreeSet;
 
@@ -13,22 +13,24 @@ pub(super) fn check_endpoints(inputs: &FindingInputs) -> Vec<Finding> {
     if inputs.status.starting {
         return Vec::new();
     }
-    let used = used_ports(inputs);
-    let meshed: BTreeSet<&str> =
+    let ports_in_use = used_ports(inputs);
+    let meshed_namespaces: BTreeSet<&str> =
         inputs.workloads.iter().map(|workload| namespace_of(&workload.name)).collect();
-    let empty = inputs.services.iter().flat_map(|service| {
-        let empty = service.ports.iter().filter(|port| port.endpoints.is_empty());
-        empty.map(move |port| (service, port.port))
+    let empty_ports = inputs.services.iter().flat_map(|service| {
+        let empty_ports = service.ports.iter().filter(|port| port.endpoints.is_empty());
+        empty_ports.map(move |port| (service, port.port))
     });
-    let findings_of_ports = empty.filter_map(|(service, port)| {
-        let is_used = used.contains(&format!("{}:{port}", service.name));
-        // The traffic of a service that is only a name goes to the backends of its routes, and other services
+    let empty_port_findings = empty_ports.filter_map(|(service, port)| {
+        let receives_requests = ports_in_use.contains(&format!("{}:{port}", service.name));
+        // The traffic of a service without a selector goes to the backends of its routes, and other services
         // may be outside the mesh: in a cluster, those of every namespace without a workload of the mesh.
         let has_own_traffic = service.routes.is_empty() && !service.selector.is_empty();
-        let has_own_traffic = has_own_traffic && meshed.contains(namespace_of(&service.name));
-        (is_used || has_own_traffic).then(|| empty_finding(service, port, is_used))
+        let has_own_traffic =
+            has_own_traffic && meshed_namespaces.contains(namespace_of(&service.name));
+        (receives_requests || has_own_traffic)
+            .then(|| empty_port_finding(service, port, receives_requests))
     });
-    let mut findings = limit_findings(findings_of_ports.collect(), "leno get services");
+    let mut findings = limit_findings(empty_port_findings.collect(), "leno get services");
     let excluded = inputs
         .services
         .iter()
@@ -56,7 +58,7 @@ fn excluded_finding(service: &ServiceStatus, excluded: &ExcludedStatus) -> Findi
     )
 }
 
-fn empty_finding(service: &ServiceStatus, port: u16, is_used: bool) -> Finding {
+fn empty_port_finding(service: &ServiceStatus, port: u16, receives_requests: bool) -> Finding {
     let ServiceStatus { name, workloads, .. } = service;
     let (message, hint) = match workloads.is_empty() {
         true => (
@@ -72,7 +74,7 @@ fn empty_finding(service: &ServiceStatus, port: u16, is_used: bool) -> Finding {
             ),
         ),
     };
-    match is_used {
+    match receives_requests {
         true => Finding::problem(format!("{message}; requests to it fail"), hint),
         false => Finding::notice(message, hint),
     }
@@ -87,25 +89,26 @@ fn used_ports(inputs: &FindingInputs) -> BTreeSet<String> {
         inputs.services.iter().any(|service| service.name == name && !service.routes.is_empty())
     };
     let outbound_listeners = outbound_listeners.filter(|listener| !has_routes(&listener.service));
-    let mut used: BTreeSet<String> = outbound_listeners
+    let mut ports_in_use: BTreeSet<String> = outbound_listeners
         .map(|listener| format!("{}:{}", listener.service, listener.port))
         .collect();
     for backend in inputs.routes.iter().flat_map(|route| &route.backends) {
         if let Some((target, weight)) = backend.split_once(" weight ")
             && weight != "0"
         {
-            used.insert(target.to_owned());
+            ports_in_use.insert(target.to_owned());
         }
     }
-    let subscribed = inputs.proxies.iter().flat_map(|proxy| &proxy.subscriptions);
-    let subscribed: BTreeSet<&String> = subscribed.collect();
+    let subscribed_services = inputs.proxies.iter().flat_map(|proxy| &proxy.subscriptions);
+    let subscribed_services: BTreeSet<&String> = subscribed_services.collect();
     let services = inputs.services.iter();
-    let services =
-        services.filter(|service| subscribed.contains(&service.name) && service.routes.is_empty());
+    let services = services
+        .filter(|service| subscribed_services.contains(&service.name) && service.routes.is_empty());
     for service in services {
-        used.extend(service.ports.iter().map(|port| format!("{}:{}", service.name, port.port)));
+        ports_in_use
+            .extend(service.ports.iter().map(|port| format!("{}:{}", service.name, port.port)));
     }
-    used
+    ports_in_use
 }
 
 #[cfg(test)]
@@ -125,8 +128,8 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_endpoint_list_is_a_problem_where_requests_go() {
-        let app = || json!({"app": "stock"});
+    fn a_port_without_endpoints_is_a_problem_if_it_receives_requests() {
+        let app_selector = || json!({"app": "stock"});
         let listener = json!([{ "service": "shop/stock", "port": 80, "listen": "127.0.0.1:1" }]);
         let mut calling_workload = serde_json::to_value(workload_status("connected")).unwrap();
         calling_workload["outbound_listeners"] = listener;
@@ -136,7 +139,7 @@ mod tests {
             vec![proxy]
         };
         let mut inputs = healthy_inputs();
-        inputs.services = vec![empty_service(app(), json!([]))];
+        inputs.services = vec![empty_service(app_selector(), json!([]))];
         assert_eq!(check_endpoints(&inputs)[0].severity, Severity::Notice);
         inputs.proxies = subscribed(&["shop/stock"]);
         assert_eq!(check_endpoints(&inputs)[0].severity, Severity::Problem);
@@ -144,12 +147,12 @@ mod tests {
         inputs.workloads = vec![serde_json::from_value(calling_workload).unwrap()];
         assert_eq!(check_endpoints(&inputs)[0].severity, Severity::Problem);
         // A route forwards its traffic elsewhere.
-        inputs.services = vec![empty_service(app(), json!(["shop/canary"]))];
+        inputs.services = vec![empty_service(app_selector(), json!(["shop/canary"]))];
         assert!(check_endpoints(&inputs).is_empty());
         inputs.workloads = vec![workload_status("connected")];
         inputs.services = vec![empty_service(json!({}), json!([]))];
         assert!(check_endpoints(&inputs).is_empty());
-        inputs.services = vec![empty_service(app(), json!([]))];
+        inputs.services = vec![empty_service(app_selector(), json!([]))];
         inputs.status.starting = true;
         assert!(check_endpoints(&inputs).is_empty());
     }
@@ -174,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_is_used_if_it_has_a_weight() {
+    fn a_backend_receives_requests_if_it_has_a_weight() {
         let route = |weight: u32| {
             let backends = [format!("shop/stock:80 weight {weight}")];
             serde_json::from_value(json!({

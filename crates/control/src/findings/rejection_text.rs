@@ -6,24 +6,25 @@ use crate::status::{PolicyStatus, RejectionStatus, RouteStatus, WorkloadStatus};
 
 use crate::figures::{DEGRADED_BELOW, format_share};
 
-/// The objects that may explain a rejection.
+/// The objects of the mesh among which those that explain a rejection are searched.
 #[derive(Debug, Clone, Copy)]
 pub struct Objects<'a> {
-    /// All workloads.
+    /// The status of all workloads.
     pub workloads: &'a [WorkloadStatus],
-    /// All routes.
+    /// The status of all routes.
     pub routes: &'a [RouteStatus],
-    /// All policies.
+    /// The status of all policies.
     pub policies: &'a [PolicyStatus],
 }
 
-/// True for a significant share of rejections: at least `MIN_REQUESTS` requests, and more than one percent.
+/// True for a significant share of rejections: at least `MIN_REJECTED_REQUESTS` requests, and more than one
+/// percent.
 #[must_use]
 pub fn is_notable(rejection: &RejectionStatus) -> bool {
-    rejection.requests >= MIN_REQUESTS && 1.0 - rejection.share < DEGRADED_BELOW
+    rejection.requests >= MIN_REJECTED_REQUESTS && 1.0 - rejection.share < DEGRADED_BELOW
 }
 
-/// Returns one sentence: service, share, reason, sidecars, policies.
+/// Returns a sentence about a rejection: its service, share, reason, sidecars and policies.
 #[must_use]
 pub fn describe_rejection(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
     let RejectionStatus { service, reason, sidecars, clients, .. } = rejection;
@@ -32,7 +33,7 @@ pub fn describe_rejection(rejection: &RejectionStatus, objects: Objects<'_>) -> 
         [] if reason == "egress-denied" => {
             "; no policy allows it, and spec.egress of the MeshConfig is deny".to_owned()
         }
-        [] if is_for_lack_of_policy(reason) => "; no policy allows it".to_owned(),
+        [] if is_missing_policy_reason(reason) => "; no policy allows it".to_owned(),
         [] => String::new(),
         [name] => format!("; decided by {name}"),
         several => format!("; decided by one of {}", several.join(", ")),
@@ -50,7 +51,7 @@ pub fn describe_rejection(rejection: &RejectionStatus, objects: Objects<'_>) -> 
         "server" => "",
         _ => " of its clients",
     };
-    // The server's sidecar, if the rejection is its own, has not reported yet.
+    // If the server's sidecar rejects the requests, it has not reported that yet.
     let location_word =
         if !of_clients.is_empty() && is_server_reason(reason) { ", counted by" } else { " at" };
     let location = match sidecars.as_slice() {
@@ -97,7 +98,7 @@ fn deciding_objects(rejection: &RejectionStatus, objects: Objects<'_>) -> Vec<St
         with_port || is_wildcard(destination)
     };
     // An account and a service may have the same name.
-    let applies =
+    let applies_to =
         |policy: &PolicyStatus, destination: &str| match has_account_destinations(&policy.kind) {
             true => accounts.contains(destination) || is_wildcard(destination),
             false => names_service(destination),
@@ -105,7 +106,7 @@ fn deciding_objects(rejection: &RejectionStatus, objects: Objects<'_>) -> Vec<St
     let kinds = rejecting_kinds(&rejection.reason);
     let policies = objects.policies.iter().filter(|policy| kinds.contains(&&*policy.kind));
     let policies = policies.filter(|policy| {
-        policy.destination.split(", ").any(|destination| applies(policy, destination))
+        policy.destination.split(", ").any(|destination| applies_to(policy, destination))
     });
     let policies = policies.map(|policy| format!("{} {}", policy.kind, policy.name));
     let routes = objects.routes.iter().filter(|route| kinds.contains(&&*route.kind));
@@ -142,8 +143,8 @@ fn has_account_destinations(kind: &str) -> bool {
     matches!(kind, "TrafficTarget" | "AccessPolicy")
 }
 
-/// True for reasons of the server's sidecar, which the client's sidecar counts as well. At a gateway, they are
-/// its own.
+/// True for reasons for which the server's sidecar rejects requests; the client's sidecar counts them as well.
+/// A gateway rejects requests for these reasons itself.
 fn is_server_reason(reason: &str) -> bool {
     matches!(
         reason,
@@ -161,18 +162,18 @@ fn is_server_reason(reason: &str) -> bool {
     )
 }
 
-/// True for reasons of unreadable request heads: the service is unknown if each request names its own.
+/// True for reasons for which a request head cannot be read: the service is unknown if each request names it.
 fn is_head_reason(reason: &str) -> bool {
     matches!(reason, "bad-request" | "head-too-large" | "head-timeout" | "unsupported")
 }
 
 /// True for reasons caused by the absence of an allow policy.
-fn is_for_lack_of_policy(reason: &str) -> bool {
+fn is_missing_policy_reason(reason: &str) -> bool {
     matches!(reason, "denied" | "no-policy-route" | "denied-outbound")
 }
 
-/// Minimum rejections for a finding.
-const MIN_REQUESTS: u64 = 5;
+/// The minimum number of rejected requests for a finding.
+const MIN_REJECTED_REQUESTS: u64 = 5;
 /// Maximum policies or routes in one sentence.
 const MAX_OBJECTS: usize = 4;
 

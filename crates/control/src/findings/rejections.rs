@@ -13,24 +13,25 @@ pub(super) fn check_rejections(inputs: &FindingInputs) -> Vec<Finding> {
         routes: &inputs.routes,
         policies: &inputs.policies,
     };
-    let mut notable: Vec<&RejectionStatus> =
+    let mut notable_rejections: Vec<&RejectionStatus> =
         inputs.traffic.rejections.iter().filter(|rejection| is_notable(rejection)).collect();
-    notable.sort_by(|a, b| b.share.total_cmp(&a.share));
-    let more = notable.len().saturating_sub(MAX_FINDINGS);
-    let findings = notable.into_iter().take(MAX_FINDINGS).map(|rejection| {
+    notable_rejections.sort_by(|a, b| b.share.total_cmp(&a.share));
+    let hidden_count = notable_rejections.len().saturating_sub(MAX_FINDINGS);
+    let findings = notable_rejections.into_iter().take(MAX_FINDINGS).map(|rejection| {
         let (message, hint) = (describe_rejection(rejection, objects), rejection_hint(rejection));
         match 1.0 - rejection.share < FAILING_BELOW {
             true => Finding::problem(message, hint),
             false => Finding::notice(message, hint),
         }
     });
-    let more_finding = (more > 0)
-        .then(|| Finding::notice(format!("and {more} more rejections"), "leno top lists them"));
-    findings.chain(more_finding).collect()
+    let count_finding = (hidden_count > 0).then(|| {
+        Finding::notice(format!("and {hidden_count} more rejections"), "leno top lists them")
+    });
+    findings.chain(count_finding).collect()
 }
 
-/// True if rejections explain a service's failures: its other failures are not a problem by themselves, or are
-/// few and the smaller part.
+/// True if rejections explain a service's failures: its other failures alone would not degrade it, or would not
+/// make it fail and are the smaller part.
 pub(super) fn explain_failures(
     inputs: &FindingInputs,
     service: &str,
@@ -38,15 +39,15 @@ pub(super) fn explain_failures(
 ) -> bool {
     let service_rejections =
         inputs.traffic.rejections.iter().filter(|rejection| rejection.service == service);
-    let rejected: f64 = service_rejections
+    let rejected_share: f64 = service_rejections
         .filter(|rejection| is_notable(rejection))
         .map(|rejection| rejection.share)
         .sum();
-    rejected > 0.0
+    rejected_share > 0.0
         && success.is_some_and(|success| {
-            let explained = success + rejected;
-            explained >= DEGRADED_BELOW
-                || (explained >= FAILING_BELOW && rejected >= (1.0 - success) / 2.0)
+            let explained_share = success + rejected_share;
+            explained_share >= DEGRADED_BELOW
+                || (explained_share >= FAILING_BELOW && rejected_share >= (1.0 - success) / 2.0)
         })
 }
 

@@ -62,7 +62,7 @@ fn service_rates(success: f64, requests: u32) -> NamedRateStatus {
 }
 
 #[test]
-fn a_mesh_without_fault_has_no_findings() {
+fn a_healthy_mesh_has_no_findings() {
     assert_eq!(collect_findings(&healthy_inputs()), []);
 }
 
@@ -79,7 +79,7 @@ fn without_keys(in_force: bool) -> PolicyStatus {
 }
 
 #[test]
-fn missing_keys_of_a_policy_without_effect_are_no_finding() {
+fn missing_keys_of_a_policy_without_effect_are_not_a_finding() {
     let mut inputs = healthy_inputs();
     inputs.policies = vec![without_keys(false)];
     assert_eq!(collect_findings(&inputs), []);
@@ -93,10 +93,10 @@ fn assert_found(severity: Severity, cases: &[(Fault, &str, &str)]) {
         let mut inputs = healthy_inputs();
         introduce(&mut inputs);
         let findings = collect_findings(&inputs);
-        let [found] = &findings[..] else { panic!("{message}: {findings:?}") };
-        assert_eq!(found.severity, severity, "{found:?}");
-        assert!(found.message.contains(message), "{found:?}");
-        assert!(found.hint.contains(hint), "{found:?}");
+        let [actual] = &findings[..] else { panic!("{message}: {findings:?}") };
+        assert_eq!(actual.severity, severity, "{actual:?}");
+        assert!(actual.message.contains(message), "{actual:?}");
+        assert!(actual.hint.contains(hint), "{actual:?}");
     }
 }
 
@@ -210,8 +210,8 @@ fn rejections_of_the_mesh_are_one_finding_with_reason_policy_and_command() {
         inputs.traffic.services = vec![service_rates(success, 100)];
         inputs.traffic.rejections = vec![rejection(share)];
         let findings = collect_findings(&inputs);
-        let found: Vec<_> = findings.iter().map(|finding| finding.severity).collect();
-        assert_eq!(found, severities, "{findings:?}");
+        let actual: Vec<_> = findings.iter().map(|finding| finding.severity).collect();
+        assert_eq!(actual, severities, "{findings:?}");
         let text = format!("{} {}", findings[0].message, findings[0].hint);
         for part in ["shop/cart", "rate-limited", "shop/cart-1", "RateLimit shop/few"] {
             assert!(text.contains(part), "{part}: {text}");
@@ -221,7 +221,7 @@ fn rejections_of_the_mesh_are_one_finding_with_reason_policy_and_command() {
 }
 
 #[test]
-fn insufficient_data_is_no_finding() {
+fn too_few_requests_are_not_a_finding() {
     let mut inputs = healthy_inputs();
     inputs.traffic.services = vec![service_rates(0.5, 9)];
     inputs.workloads = vec![workload_status("other-replica")];
@@ -247,10 +247,10 @@ fn hints_in_a_cluster_use_the_terms_of_kubernetes() {
         inputs.status.kubernetes = true;
         change(&mut inputs);
         let findings = collect_findings(&inputs);
-        let [found] = &findings[..] else { panic!("{findings:?}") };
-        assert!(!found.hint.contains("leno token"), "{found:?}");
-        assert!(!found.hint.contains("`leno proxy`"), "{found:?}");
-        (found.message.clone(), found.hint.clone())
+        let [actual] = &findings[..] else { panic!("{findings:?}") };
+        assert!(!actual.hint.contains("leno token"), "{actual:?}");
+        assert!(!actual.hint.contains("`leno proxy`"), "{actual:?}");
+        (actual.message.clone(), actual.hint.clone())
     };
     let (_, hint) = finding_for(|inputs| inputs.workloads = vec![workload_status("absent")]);
     assert!(hint.contains("kubectl -n NAMESPACE describe pod NAME"), "{hint}");
@@ -267,9 +267,9 @@ fn hints_in_a_cluster_use_the_terms_of_kubernetes() {
             age_seconds: 1,
             reason: "the join token was used already".to_owned(),
         }];
-        let found = collect_findings(&inputs);
-        assert!(found[0].hint.contains("kubectl -n shop logs cart-1"), "{found:?}");
-        assert!(!found[0].hint.contains("leno token"), "{found:?}");
+        let actual = collect_findings(&inputs);
+        assert!(actual[0].hint.contains("kubectl -n shop logs cart-1"), "{actual:?}");
+        assert!(!actual[0].hint.contains("leno token"), "{actual:?}");
     }
     let (message, _) = finding_for(|inputs| {
         inputs.status.rejected = 2;
@@ -300,9 +300,9 @@ fn a_revoked_workload_is_a_notice_that_names_the_revocation() {
         let [first, second] = &findings[..] else { panic!("{findings:?}") };
         assert_eq!(first.message, "1 workload is revoked: shop/cart-1");
         assert!(second.message.ends_with("workload shop/cart-1 is revoked"), "{second:?}");
-        for found in [first, second] {
-            assert_eq!(found.severity, Severity::Notice, "{found:?}");
-            assert!(found.hint.contains("--undo"), "{found:?}");
+        for actual in [first, second] {
+            assert_eq!(actual.severity, Severity::Notice, "{actual:?}");
+            assert!(actual.hint.contains("--undo"), "{actual:?}");
         }
     }
 }

@@ -11,7 +11,7 @@ use super::request_history::HISTORY_LENGTH;
 use crate::mesh::Mesh;
 use crate::status::RuleStatus;
 
-/// Match counts of rules.
+/// The match counts of all rules.
 #[derive(Debug, Default)]
 pub(super) struct MatchCounts {
     rules: RecentTable<RuleKey, MinuteCounts, MAX_RULES>,
@@ -19,26 +19,28 @@ pub(super) struct MatchCounts {
 
 type RuleKey = (RuleKind, Name, Name, String);
 
-/// Counts of one rule: those of the last hour, 16 bytes for each minute with a match.
+/// The match counts of one rule: those of the last hour, in 16 bytes for each minute with a match, and the
+/// total.
 #[derive(Debug)]
 struct MinuteCounts {
-    /// Minute number and count, the oldest first.
+    /// The numbers of minutes with a match and their counts, the oldest first.
     counts: VecDeque<(u64, u64)>,
     /// The total since the rule was first reported.
-    sum: u64,
-    last: Duration,
+    total: u64,
+    /// The time of the last report with a match.
+    last_match: Duration,
 }
 
 impl MatchCounts {
-    /// Processes one sidecar's report; returns the number of entries that were not kept: rules of missing
+    /// Processes one sidecar's report; returns the number of entries that were dropped: rules of missing
     /// objects, and those evicted for newer ones.
     pub(super) fn record_report(
         &mut self,
         mesh: &Mesh,
-        reported: &[RuleMatches],
+        reported_rules: &[RuleMatches],
         at: Duration,
     ) -> u64 {
-        reported.iter().map(|matches| u64::from(!self.record_rule(mesh, matches, at))).sum()
+        reported_rules.iter().map(|matches| u64::from(!self.record_rule(mesh, matches, at))).sum()
     }
 
     /// Counts one rule; returns false if the rule was not stored, or an older one was evicted.
@@ -49,29 +51,33 @@ impl MatchCounts {
             return false;
         }
         let key = (*kind, namespace.clone(), name.clone(), rule.clone());
-        let is_full = !self.rules.contains_key(&key) && self.evict_rule_of_object(&key);
-        let no_counts = || MinuteCounts { counts: VecDeque::new(), sum: 0, last: at };
-        let (minutes, evicted) = self.rules.entry(key, no_counts);
+        let is_at_limit = !self.rules.contains_key(&key) && self.evict_rule_of_object(&key);
+        let new_counts = || MinuteCounts { counts: VecDeque::new(), total: 0, last_match: at };
+        let (minutes, evicted) = self.rules.entry(key, new_counts);
         minutes.add(*matches, at);
-        !is_full && evicted.is_none()
+        !is_at_limit && evicted.is_none()
     }
 
     /// Evicts an object's least recently used rule if the object has its maximum, so that no object displaces
-    /// all others, whichever rules a sidecar reports. Returns true if one was evicted.
+    /// the rules of all others, whatever rules a sidecar reports. Returns true if a rule was evicted.
     fn evict_rule_of_object(&mut self, (kind, namespace, name, _): &RuleKey) -> bool {
-        let first = (*kind, namespace.clone(), name.clone(), String::new());
-        let is_same = |rule: &&RuleKey| (rule.0, &rule.1, &rule.2) == (*kind, namespace, name);
-        if self.rules.keys_in(first..).take_while(is_same).count() < MAX_RULES_PER_OBJECT {
+        let range_start = (*kind, namespace.clone(), name.clone(), String::new());
+        let is_same_object =
+            |rule: &&RuleKey| (rule.0, &rule.1, &rule.2) == (*kind, namespace, name);
+        if self.rules.keys_in(range_start..).take_while(is_same_object).count()
+            < MAX_RULES_PER_OBJECT
+        {
             return false;
         }
-        let oldest = self.rules.least_recent().find(is_same).cloned();
+        let oldest = self.rules.least_recent().find(is_same_object).cloned();
         oldest.is_some_and(|oldest| self.rules.remove(&oldest).is_some())
     }
 
     /// Evicts rules without a match for an hour, and those of objects that left the mesh.
     pub(super) fn evict_expired(&mut self, mesh: &Mesh, at: Duration) {
         self.rules.retain(|(kind, namespace, name, _), minutes| {
-            minutes.last + HISTORY_LENGTH > at && mesh.has_object(&kind.object_key(namespace, name))
+            minutes.last_match + HISTORY_LENGTH > at
+                && mesh.has_object(&kind.object_key(namespace, name))
         });
     }
 
@@ -82,7 +88,7 @@ impl MatchCounts {
                 name: format!("{namespace}/{name}"),
                 rule: rule.clone(),
                 matches_1h: minutes.last_hour_count(at),
-                matches: minutes.sum,
+                matches: minutes.total,
             };
         self.rules.iter().map(status).collect()
     }
@@ -90,10 +96,11 @@ impl MatchCounts {
 
 impl MinuteCounts {
     fn add(&mut self, matches: u64, at: Duration) {
-        (self.sum, self.last) = (self.sum.saturating_add(matches), self.last.max(at));
+        self.total = self.total.saturating_add(matches);
+        self.last_match = self.last_match.max(at);
         let minute = minute_number(at);
         match self.counts.back_mut() {
-            // Time is monotonic, so the newest is the last.
+            // Time is monotonic, so the last entry is the newest.
             Some((newest, count)) if *newest >= minute => *count = count.saturating_add(matches),
             _ => self.counts.push_back((minute, matches)),
         }
@@ -105,7 +112,7 @@ impl MinuteCounts {
     fn last_hour_count(&self, at: Duration) -> u64 {
         let oldest = (minute_number(at) + 1).saturating_sub(MINUTES as u64);
         let in_last_hour = self.counts.iter().filter(|(number, _)| *number >= oldest);
-        in_last_hour.fold(0, |sum, (_, count)| sum.saturating_add(*count))
+        in_last_hour.fold(0, |total, (_, count)| total.saturating_add(*count))
     }
 }
 

@@ -19,10 +19,10 @@ use crate::status::{RECENT_STEPS, RejectionStatus};
 /// Requests that sidecars rejected, by destination and reason.
 #[derive(Debug, Default)]
 pub(super) struct Rejections {
-    /// Counted by the sidecars of clients, for rejections by either side.
+    /// Rejections by either side, counted by the sidecars of clients.
     outbound: RecentTable<RejectionKey, RejectionCounts, MAX_ENTRIES>,
-    /// Counted by the sidecars of servers. The count is that of clients without a sidecar, which no other
-    /// sidecar counts.
+    /// Rejections by the sidecars of servers. Only requests of clients without a sidecar are counted, since no
+    /// other sidecar counts those.
     inbound: RecentTable<RejectionKey, RejectionCounts, MAX_ENTRIES>,
     /// All requests of clients without a sidecar, by service.
     unmeshed: RecentTable<ServiceName, RecentCounts, MAX_ENTRIES>,
@@ -51,7 +51,7 @@ struct RejectionCounts {
     policies: RecentTable<PolicyKey, Duration, MAX_POLICIES>,
 }
 
-/// A count for each of the last steps of ten seconds.
+/// The step numbers of the last [`RECENT_STEPS`] steps of ten seconds with requests, each with its count.
 #[derive(Debug, Default)]
 struct RecentCounts(VecDeque<(u64, u64)>);
 
@@ -79,7 +79,7 @@ impl Rejections {
                 RejectedDestination::Service(_) => false,
             });
             let table = if is_inbound { &mut self.inbound } else { &mut self.outbound };
-            let is_unread = is_unread_request(mesh, name, series);
+            let is_before_service = may_lack_service(mesh, name, series);
             let services = deciding_services(mesh, name, series, &destination);
             let destinations = match is_inbound {
                 true => services.iter().cloned().map(RejectedDestination::Service).collect(),
@@ -91,7 +91,7 @@ impl Rejections {
                     None => {
                         report.overflowed == 0
                             && (is_destination_reason(*reason)
-                                || (is_unread && is_head_reason(*reason)))
+                                || (is_before_service && is_head_reason(*reason)))
                     }
                 };
                 let Some(reason) = reason.filter(is_counted_reason) else { continue };
@@ -152,14 +152,16 @@ impl Rejections {
                 }
                 RejectedDestination::External(client) => recent_sum(self.external.get(client)),
             };
-            let source = inbound.or(outbound)?;
+            let source_counts = inbound.or(outbound)?;
             (requests > 0).then(|| RejectionStatus {
                 service: destination.service().map_or(String::new(), ServiceName::to_string),
                 reason: (*reason).to_owned(),
                 requests,
                 share: requests as f64 / total.max(requests) as f64,
                 side: if inbound.is_some() { "server" } else { "client" }.to_owned(),
-                sidecars: fresh_keys(&source.sidecars, at).map(WorkloadName::to_string).collect(),
+                sidecars: fresh_keys(&source_counts.sidecars, at)
+                    .map(WorkloadName::to_string)
+                    .collect(),
                 clients: outbound
                     .into_iter()
                     .flat_map(|counts| fresh_keys(&counts.sidecars, at))
@@ -181,7 +183,7 @@ impl Rejections {
 
 impl RejectionCounts {
     fn last_time(&self) -> Duration {
-        self.sidecars.iter().map(|(_, last)| *last).max().unwrap_or_default()
+        self.sidecars.iter().map(|(_, last_report)| *last_report).max().unwrap_or_default()
     }
 
     fn is_fresh(&self, at: Duration) -> bool {
@@ -193,7 +195,7 @@ impl RecentCounts {
     fn add(&mut self, at: Duration, count: u64) {
         let step = step_number(at);
         match self.0.back_mut() {
-            // Time is monotonic, so the newest is the last.
+            // Time is monotonic, so the last entry is the newest.
             Some((newest, sum)) if *newest >= step => *sum = sum.saturating_add(count),
             _ => self.0.push_back((step, count)),
         }
@@ -224,8 +226,8 @@ fn find_destination(
     workload: &WorkloadName,
     series: &TrafficSeries,
 ) -> Option<RejectedDestination> {
-    let named = series.service.as_ref().filter(|service| mesh.service(service).is_some());
-    match (named, series.direction) {
+    let known_service = series.service.as_ref().filter(|service| mesh.service(service).is_some());
+    match (known_service, series.direction) {
         (Some(service), _) => Some(RejectedDestination::Service(service.clone())),
         (None, Direction::Outbound) => Some(RejectedDestination::External(workload.clone())),
         (None, Direction::Inbound) if series.service.is_none() => {
@@ -255,9 +257,9 @@ fn deciding_services(
                     target_port(&port.target, workload) == Some(series.port)
                 })
             };
-            let others = mesh.services_of(workload).filter(|other| other.name != *service);
-            let deciding =
-                others.filter(|other| series.service.is_none() || other.ports.iter().any(forwards));
+            let other_services = mesh.services_of(workload).filter(|other| other.name != *service);
+            let deciding = other_services
+                .filter(|other| series.service.is_none() || other.ports.iter().any(forwards));
             services.extend(deciding.map(|other| other.name.clone()));
         }
         Direction::Outbound => {
@@ -271,7 +273,7 @@ fn deciding_services(
 /// True if a sidecar may have rejected requests of its own workload before it knew the service: at the HTTP
 /// proxy port, where each request names one, or at an address outside. At a gateway, external clients send such
 /// requests.
-fn is_unread_request(mesh: &Mesh, workload: &WorkloadName, series: &TrafficSeries) -> bool {
+fn may_lack_service(mesh: &Mesh, workload: &WorkloadName, series: &TrafficSeries) -> bool {
     let is_gateway =
         || mesh.workload(workload).is_none_or(|workload| mesh.gateway_of(workload).is_some());
     series.direction == Direction::Outbound
@@ -280,7 +282,7 @@ fn is_unread_request(mesh: &Mesh, workload: &WorkloadName, series: &TrafficSerie
         && !is_gateway()
 }
 
-/// True for reasons of a request head that a sidecar cannot parse, or does not receive.
+/// True for reasons for which a sidecar cannot parse a request head, or does not receive a whole one.
 fn is_head_reason(reason: Reason) -> bool {
     matches!(
         reason,
@@ -288,7 +290,7 @@ fn is_head_reason(reason: Reason) -> bool {
     )
 }
 
-/// True for reasons that mean that a destination is not a service, or may not be reached. Others, such as
+/// True for reasons for which a destination is not a service, or may not be reached. Other reasons, such as
 /// requests without a route at a gateway, are independent of the client.
 fn is_destination_reason(reason: Reason) -> bool {
     matches!(reason, Reason::UnknownService | Reason::EgressDenied | Reason::DeniedOutbound)
@@ -368,11 +370,11 @@ fn fresh_keys<K: Ord + Clone, const MAX: usize>(
     table: &RecentTable<K, Duration, MAX>,
     at: Duration,
 ) -> impl Iterator<Item = &K> {
-    table.iter().filter(move |(_, last)| is_recent(**last, at)).map(|(key, _)| key)
+    table.iter().filter(move |(_, last_report)| is_recent(**last_report, at)).map(|(key, _)| key)
 }
 
-fn is_recent(last: Duration, at: Duration) -> bool {
-    step_number(last) + RECENT_STEPS as u64 > step_number(at)
+fn is_recent(last_report: Duration, at: Duration) -> bool {
+    step_number(last_report) + RECENT_STEPS as u64 > step_number(at)
 }
 
 /// Maximum pairs of service and reason on each side: about 200 bytes each.

@@ -12,28 +12,28 @@ use crate::status::{PlotStatus, RECENT_STEPS, RateStatus};
 /// Traffic of one service, route or edge.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestHistory {
-    /// The start of the period of its first requests.
+    /// The start of the period of the first requests.
     since: Duration,
-    /// The time of its last requests.
-    pub(super) last: Duration,
+    /// The time of the last report with requests.
+    pub(super) last_request: Duration,
     fine: StepRing,
     coarse: StepRing,
     requests: u64,
     failed: u64,
-    /// Totals by reason.
+    /// The number of requests since the start, by failure reason.
     reasons: Reasons,
     /// Reasons of the recent fine steps, each with its step number, the oldest first.
     recent: VecDeque<(u64, Reasons)>,
 }
 
-/// The number of requests by reason; the list of reasons is closed.
+/// The number of requests by the label of their reason.
 type Reasons = BTreeMap<&'static str, u64>;
 
 impl RequestHistory {
     pub(super) fn new(since: Duration) -> Self {
         Self {
             since,
-            last: since,
+            last_request: since,
             fine: StepRing::new(FINE_STEP, FINE_STEPS, RECENT_STEPS),
             coarse: StepRing::new(COARSE_STEP, COARSE_STEPS, 1),
             requests: 0,
@@ -49,7 +49,7 @@ impl RequestHistory {
         batch: &RequestBatch,
         reasons: &[(Option<Reason>, u64)],
     ) {
-        self.last = self.last.max(at);
+        self.last_request = self.last_request.max(at);
         self.fine.add(at, batch);
         self.coarse.add(at, batch);
         self.requests = self.requests.saturating_add(batch.requests);
@@ -58,7 +58,7 @@ impl RequestHistory {
         if reasons.is_empty() {
             return;
         }
-        // Time is monotonic, so the newest is the last.
+        // Time is monotonic, so the last entry is the newest.
         let step = step_number(at);
         if self.recent.back().is_none_or(|(newest, _)| *newest < step) {
             if self.recent.len() == RECENT_STEPS {
@@ -77,7 +77,7 @@ impl RequestHistory {
         let window = at.saturating_sub(self.fine.recent_since(at).max(self.since));
         let seconds = window.as_secs_f64().max(MIN_WINDOW_SECONDS);
         let steps = self.fine.steps(at);
-        let share = |part: u64| part as f64 / recent.requests as f64;
+        let share = |count: u64| count as f64 / recent.requests as f64;
         RateStatus {
             per_second: round_rate(recent.requests as f64 / seconds),
             success: (recent.requests > 0)
@@ -110,22 +110,22 @@ impl RequestHistory {
 
     /// Returns the reasons in the period of [`RequestHistory::current_rates`].
     pub(super) fn recent_reasons(&self, at: Duration) -> BTreeMap<String, u64> {
-        let mut sums = BTreeMap::new();
+        let mut totals = BTreeMap::new();
         let oldest = step_number(at).saturating_sub(RECENT_STEPS as u64 - 1);
         for (_, reasons) in self.recent.iter().filter(|(step, _)| *step >= oldest) {
             for (reason, count) in reasons {
-                let sum: &mut u64 = sums.entry((*reason).to_owned()).or_default();
+                let sum: &mut u64 = totals.entry((*reason).to_owned()).or_default();
                 *sum = sum.saturating_add(*count);
             }
         }
-        sums
+        totals
     }
 }
 
-fn count_reasons(sums: &mut Reasons, reasons: &[(Option<Reason>, u64)]) {
+fn count_reasons(totals: &mut Reasons, reasons: &[(Option<Reason>, u64)]) {
     for (reason, count) in reasons {
         let label = reason.map_or(UNKNOWN_REASON, Reason::label);
-        let sum = sums.entry(label).or_default();
+        let sum = totals.entry(label).or_default();
         *sum = sum.saturating_add(*count);
     }
 }

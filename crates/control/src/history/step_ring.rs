@@ -13,13 +13,14 @@ pub(crate) struct RequestBatch {
     pub(crate) durations: SparseHistogram,
 }
 
-/// Totals of one step: 12 bytes.
+/// Totals of one step, in 12 bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct StepTotals {
     pub(crate) requests: u32,
     pub(crate) failed: u32,
-    /// Histogram bucket indices.
+    /// The histogram bucket of the median duration; `None` without requests.
     pub(crate) p50: Option<u8>,
+    /// The histogram bucket of the 99th percentile; `None` without requests.
     pub(crate) p99: Option<u8>,
 }
 
@@ -27,12 +28,12 @@ pub(crate) struct StepTotals {
 /// updated and summed. Time is an argument, and monotonic.
 #[derive(Debug, Clone)]
 pub(crate) struct StepRing {
-    step: Duration,
+    step_length: Duration,
     capacity: usize,
     histograms_max: usize,
-    /// The number of the newest step since time zero; meaningful only if there is one.
-    newest: u64,
-    /// Newest first.
+    /// The number of the newest step, counted from time zero; 0 while there is none.
+    newest_step: u64,
+    /// The totals of the steps, the newest first.
     steps: VecDeque<StepTotals>,
     /// Histograms of the newest steps, in the same order.
     histograms: VecDeque<SparseHistogram>,
@@ -40,9 +41,16 @@ pub(crate) struct StepRing {
 
 impl StepRing {
     /// Creates a ring of `capacity` steps, of which the newest `histograms_max` can be summed.
-    pub(crate) fn new(step: Duration, capacity: usize, histograms_max: usize) -> Self {
+    pub(crate) fn new(step_length: Duration, capacity: usize, histograms_max: usize) -> Self {
         let steps = VecDeque::with_capacity(capacity);
-        Self { step, capacity, histograms_max, newest: 0, steps, histograms: VecDeque::new() }
+        Self {
+            step_length,
+            capacity,
+            histograms_max,
+            newest_step: 0,
+            steps,
+            histograms: VecDeque::new(),
+        }
     }
 
     /// Adds requests that were completed at `at`, or shortly before.
@@ -62,30 +70,30 @@ impl StepRing {
 
     /// Returns the sum of the newest `histograms_max` steps up to `at`, including its current step.
     pub(crate) fn recent(&self, at: Duration) -> RequestBatch {
-        let mut sum = RequestBatch::default();
+        let mut total = RequestBatch::default();
         let passed_steps = self.passed_steps(at).unwrap_or(self.histograms_max);
-        let remaining = self.histograms_max.saturating_sub(passed_steps);
-        for (step, durations) in self.steps.iter().zip(&self.histograms).take(remaining) {
-            sum.requests += u64::from(step.requests);
-            sum.failed += u64::from(step.failed);
-            sum.durations.merge(durations);
+        let summed_steps = self.histograms_max.saturating_sub(passed_steps);
+        for (step, durations) in self.steps.iter().zip(&self.histograms).take(summed_steps) {
+            total.requests += u64::from(step.requests);
+            total.failed += u64::from(step.failed);
+            total.durations.merge(durations);
         }
-        sum
+        total
     }
 
     /// Returns the start of the oldest step that [`StepRing::recent`] sums.
     pub(crate) fn recent_since(&self, at: Duration) -> Duration {
         let steps_before = u64::try_from(self.histograms_max.saturating_sub(1)).unwrap_or(0);
-        let first = self.step_number(at).saturating_sub(steps_before);
-        self.step.saturating_mul(u32::try_from(first).unwrap_or(u32::MAX))
+        let first_step = self.step_number(at).saturating_sub(steps_before);
+        self.step_length.saturating_mul(u32::try_from(first_step).unwrap_or(u32::MAX))
     }
 
     /// Returns all `capacity` steps, the oldest first and the step of `at` last.
     pub(crate) fn steps(&self, at: Duration) -> Vec<StepTotals> {
         let passed_steps = self.passed_steps(at).unwrap_or(self.capacity).min(self.capacity);
-        let remaining = self.steps.iter().take(self.capacity - passed_steps);
+        let remaining_steps = self.steps.iter().take(self.capacity - passed_steps);
         let mut steps = vec![StepTotals::default(); passed_steps];
-        steps.extend(remaining);
+        steps.extend(remaining_steps);
         steps.resize(self.capacity, StepTotals::default());
         steps.reverse();
         steps
@@ -93,26 +101,26 @@ impl StepRing {
 
     /// Returns the step length.
     pub(crate) fn step_length(&self) -> Duration {
-        self.step
+        self.step_length
     }
 
     fn step_number(&self, at: Duration) -> u64 {
-        u64::try_from(at.as_nanos() / self.step.as_nanos().max(1)).unwrap_or(u64::MAX)
+        u64::try_from(at.as_nanos() / self.step_length.as_nanos().max(1)).unwrap_or(u64::MAX)
     }
 
     /// Returns the number of steps that began after the newest one; `None` if the ring is empty.
     fn passed_steps(&self, at: Duration) -> Option<usize> {
-        let passed = self.step_number(at).saturating_sub(self.newest);
-        (!self.steps.is_empty()).then(|| usize::try_from(passed).unwrap_or(usize::MAX))
+        let passed_count = self.step_number(at).saturating_sub(self.newest_step);
+        (!self.steps.is_empty()).then(|| usize::try_from(passed_count).unwrap_or(usize::MAX))
     }
 
-    /// Makes the step with this number the newest.
+    /// Makes the step with this number the newest one, if it is not older.
     fn advance(&mut self, number: u64) {
         let new_steps = match self.steps.is_empty() {
             true => 1,
-            false => number.saturating_sub(self.newest),
+            false => number.saturating_sub(self.newest_step),
         };
-        self.newest = self.newest.max(number);
+        self.newest_step = self.newest_step.max(number);
         let new_steps = usize::try_from(new_steps).unwrap_or(usize::MAX).min(self.capacity);
         for _ in 0..new_steps {
             self.steps.truncate(self.capacity - 1);

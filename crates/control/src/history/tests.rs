@@ -1,6 +1,6 @@
 //! Traffic history from sidecars' reports, by the minute and over random hours.
 
-use leno_discovery::traffic::CLASSES;
+use leno_discovery::traffic::STATUS_CLASSES;
 
 use leno_model::Reason;
 
@@ -8,7 +8,7 @@ use super::*;
 use crate::fixture::{BOOKINFO, mesh_with_sidecars, service_name, workload_name};
 
 fn outbound_series(to: &str, route: Option<&str>, requests: u64, failed: u64) -> TrafficSeries {
-    let mut classes = [0; CLASSES];
+    let mut classes = [0; STATUS_CLASSES];
     classes[2] = requests - failed;
     classes[5] = failed;
     TrafficSeries {
@@ -55,8 +55,8 @@ fn at_second(seconds: u64) -> Duration {
 const REPORT_INTERVAL: Option<Duration> = Some(Duration::from_secs(5));
 
 fn find_rates<'a>(list: &'a [NamedRateStatus], name: &str) -> &'a crate::status::RateStatus {
-    let found = list.iter().find(|found| found.name == format!("bookinfo/{name}"));
-    &found.unwrap_or_else(|| panic!("{name} in {list:?}")).rates
+    let actual = list.iter().find(|actual| actual.name == format!("bookinfo/{name}"));
+    &actual.unwrap_or_else(|| panic!("{name} in {list:?}")).rates
 }
 
 fn entry_count(history: &History) -> usize {
@@ -131,7 +131,7 @@ fn connections_that_stay_open_have_a_rate_and_rejected_ones_are_failures() {
 }
 
 #[test]
-fn a_route_is_between_the_called_service_and_the_backend() {
+fn the_edge_of_a_route_leads_from_the_called_service_to_the_backend() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     let series = vec![
@@ -158,9 +158,9 @@ fn a_route_is_between_the_called_service_and_the_backend() {
         "route bookinfo/reviews → bookinfo/reviews-v1".to_owned(),
     ];
     expected.sort();
-    let mut found = edges.clone();
-    found.sort();
-    assert_eq!(found, expected);
+    let mut actual = edges.clone();
+    actual.sort();
+    assert_eq!(actual, expected);
     assert_eq!(find_rates(&status.services, "reviews").requests, 9);
     assert_eq!(find_rates(&status.services, "reviews-v1").requests, 9);
     assert_eq!(find_rates(&status.routes, "reviews").requests, 9);
@@ -203,7 +203,7 @@ fn an_edge_has_no_mutual_tls_for_requests_that_arrived_at_another_service() {
     history.record_report(&mesh, &workload_name("productpage-1"), &report, at_second(5));
     let at_reviews = traffic_report(vec![inbound_series("productpage", 1)]);
     history.record_report(&mesh, &workload_name("reviews-v1-1"), &at_reviews, at_second(6));
-    assert_eq!(history.verified.len(), 1);
+    assert_eq!(history.verified_clients.len(), 1);
     assert!(!history.traffic_status(&mesh, at_second(6), REPORT_INTERVAL).edges[0].mtls);
 }
 
@@ -216,7 +216,7 @@ fn a_workload_has_a_limited_number_of_verified_clients() {
             traffic_report(vec![inbound_series(&format!("c{client}"), 1), inbound_series("c0", 1)]);
         history.record_report(&mesh, &workload_name("details-1"), &report, at_second(5));
     }
-    let clients = &history.verified[&workload_name("details-1")];
+    let clients = &history.verified_clients[&workload_name("details-1")];
     assert_eq!(clients.len(), MAX_CLIENTS);
     assert_eq!(history.counters.dropped, 2);
     let is_verified =
@@ -233,7 +233,7 @@ fn a_workload_has_a_limited_number_of_verified_clients() {
         &traffic_report(vec![inbound_series("c", 1)]),
         at_second(5),
     );
-    assert_eq!(history.verified.len(), 2, "each workload has a limit of its own");
+    assert_eq!(history.verified_clients.len(), 2, "each workload has a limit of its own");
 }
 
 #[test]
@@ -290,9 +290,9 @@ fn old_and_removed_entries_are_evicted() {
         at_second(5),
     );
     history.evict_expired(&mesh, at_second(304));
-    assert_eq!((entry_count(&history), history.verified.len()), (2, 1));
+    assert_eq!((entry_count(&history), history.verified_clients.len()), (2, 1));
     history.evict_expired(&mesh, at_second(3600));
-    assert_eq!((entry_count(&history), history.verified.len()), (2, 0));
+    assert_eq!((entry_count(&history), history.verified_clients.len()), (2, 0));
     let empty = Mesh::default();
     history.evict_expired(&empty, at_second(3600));
     assert_eq!((entry_count(&history), history.sidecars.len()), (0, 0));
@@ -374,9 +374,9 @@ fn recent_reasons_are_reported_separately() {
     let later = traffic_report(vec![failing(Reason::NoEndpoint)]);
     history.record_report(&mesh, &workload_name("productpage-1"), &later, at_second(100));
     let labels = |map: BTreeMap<String, u64>| map.into_keys().collect::<Vec<_>>();
-    let found = plots(&history, 100);
-    assert_eq!(labels(found.recent_reasons), [Reason::NoEndpoint.label()]);
-    assert_eq!(found.reasons.len(), 2);
+    let actual = plots(&history, 100);
+    assert_eq!(labels(actual.recent_reasons), [Reason::NoEndpoint.label()]);
+    assert_eq!(actual.reasons.len(), 2);
     assert_eq!(labels(plots(&history, 200).recent_reasons), [""; 0]);
 }
 
@@ -431,17 +431,17 @@ fn a_new_service_has_rates_and_rejections_in_a_large_mesh() {
         history.record_report(&mesh, &workload_name("productpage-1"), &report, at_second(5));
     }
     let status = history.traffic_status(&mesh, at_second(5), REPORT_INTERVAL);
-    let found: BTreeSet<&str> =
+    let actual: BTreeSet<&str> =
         status.services.iter().map(|service| service.name.as_str()).collect();
     let rejections: BTreeSet<&str> =
         status.rejections.iter().map(|rejection| rejection.service.as_str()).collect();
-    assert_eq!((found.len(), rejections.len()), (MAX_SERVICES, MAX_SERVICES));
+    assert_eq!((actual.len(), rejections.len()), (MAX_SERVICES, MAX_SERVICES));
     for (number, is_kept) in
         [(0, true), (1, false), (3, false), (4, true), (MAX_SERVICES + 2, true)]
     {
         let name = format!("bookinfo/{}", name(number));
         assert_eq!(
-            (found.contains(&*name), rejections.contains(&*name)),
+            (actual.contains(&*name), rejections.contains(&*name)),
             (is_kept, is_kept),
             "{name}"
         );

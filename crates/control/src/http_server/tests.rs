@@ -127,7 +127,7 @@ async fn a_kept_connection_without_a_request_ends_soon_after_the_stop() {
 }
 
 #[tokio::test]
-async fn a_response_without_an_end_is_ended_in_order_at_the_stop() {
+async fn an_endless_response_is_closed_in_order_at_the_stop() {
     let mut server = TestServer::start().await;
     server.send_get("/endless").await;
     server.handler.received.notified().await;

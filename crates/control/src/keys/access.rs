@@ -17,9 +17,9 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 /// The servers and files that JWKS may be read from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyAccess {
-    /// Servers, in addition to those at public addresses.
+    /// The permitted servers, in addition to those at public addresses.
     pub servers: PermittedServers,
-    /// Files.
+    /// The permitted files.
     pub files: PermittedFiles,
     /// True if warnings about a rule include the cause of a failure. False if tenants write rules: the causes
     /// would expose the network and the files of the control plane.
@@ -43,10 +43,10 @@ enum PermittedServer {
 /// Files that JWKS may be read from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum PermittedFiles {
-    /// None.
+    /// No file.
     #[default]
     None,
-    /// Those in a directory and below it; links that leave it are not followed.
+    /// All files in a directory and its subdirectories; links that leave it are not followed.
     Below(PathBuf),
     /// All files that the process can read.
     All,
@@ -55,7 +55,7 @@ pub enum PermittedFiles {
 impl KeyAccess {
     /// Returns the access for rules of the operator: all files, the machine itself, and private networks.
     #[must_use]
-    pub fn of_operator() -> Self {
+    pub fn for_operator() -> Self {
         let entries = PRIVATE_NETWORKS.iter().filter_map(|range| range.parse().ok());
         let servers = PermittedServers { entries: entries.map(PermittedServer::Range).collect() };
         Self { servers, files: PermittedFiles::All, detailed: true }
@@ -63,7 +63,7 @@ impl KeyAccess {
 
     /// Returns the access for rules of tenants: public addresses only.
     #[must_use]
-    pub fn of_tenants() -> Self {
+    pub fn for_tenants() -> Self {
         Self { servers: PermittedServers::default(), files: PermittedFiles::None, detailed: false }
     }
 }
@@ -92,7 +92,7 @@ impl FromStr for PermittedServers {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text.trim() == NONE {
+        if text.trim() == EMPTY_LIST {
             return Ok(Self::default());
         }
         let entries: Result<Vec<_>, _> =
@@ -109,15 +109,15 @@ fn parse_entry(text: &str) -> Result<PermittedServer, String> {
     if let Ok(range) = IpRange::parse_range_or_address(text) {
         return Ok(PermittedServer::Range(range));
     }
-    let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    let is_host_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     // A host name does not end in a number: this is a malformed address.
     let host = host_name(text);
-    let last = host.rsplit('.').next().unwrap_or_default();
-    let is_host = !last.is_empty() && !last.bytes().all(|byte| byte.is_ascii_digit());
-    match is_host && text.len() <= MAX_HOST_BYTES && text.bytes().all(is_name_byte) {
+    let last_label = host.rsplit('.').next().unwrap_or_default();
+    let is_host = !last_label.is_empty() && !last_label.bytes().all(|byte| byte.is_ascii_digit());
+    match is_host && text.len() <= MAX_HOST_BYTES && text.bytes().all(is_host_byte) {
         true => Ok(PermittedServer::Host(host)),
         false => Err(format!(
-            "`{text}` is neither a host nor an address range: use for example keys.shop.svc,10.0.0.0/8, or `{NONE}`"
+            "`{text}` is neither a host nor an address range: use for example keys.shop.svc,10.0.0.0/8, or `{EMPTY_LIST}`"
         )),
     }
 }
@@ -129,11 +129,13 @@ impl fmt::Display for PermittedServers {
             PermittedServer::Range(range) => range.to_string(),
         });
         let entries: Vec<String> = entries.collect();
-        f.write_str(if entries.is_empty() { NONE.to_owned() } else { entries.join(",") }.as_str())
+        f.write_str(
+            if entries.is_empty() { EMPTY_LIST.to_owned() } else { entries.join(",") }.as_str(),
+        )
     }
 }
 
-/// The reason why a file is not opened.
+/// The reason why a JWKS file is not opened.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum JwksFileOpenError {
     #[error("cannot be read: {0}")]
@@ -149,7 +151,7 @@ impl PermittedFiles {
     /// every step of it stays below.
     pub(super) fn open_permitted(&self, path: &Path) -> Result<File, JwksFileOpenError> {
         // Opening a device can have side effects: the file is checked first.
-        let (target, opened) = match self {
+        let (target, opened_file) = match self {
             Self::None => return Err(JwksFileOpenError::NotPermitted),
             Self::All => {
                 let open = |flags| rustix::fs::open(path, flags, Mode::empty());
@@ -186,9 +188,9 @@ impl PermittedFiles {
         if !File::from(target).metadata()?.is_file() {
             return Err(JwksFileOpenError::NoFile);
         }
-        let opened = File::from(opened.map_err(io::Error::from)?);
-        match opened.metadata()?.is_file() {
-            true => Ok(opened),
+        let opened_file = File::from(opened_file.map_err(io::Error::from)?);
+        match opened_file.metadata()?.is_file() {
+            true => Ok(opened_file),
             false => Err(JwksFileOpenError::NoFile),
         }
     }
@@ -201,7 +203,7 @@ const READ_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 /// The resolution of paths: links within the directory are followed, as Kubernetes volumes contain some.
 const BELOW_DIRECTORY: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
-/// Loopback, and RFC 1918, RFC 6598 and RFC 4193.
+/// The loopback networks, and the private networks of RFC 1918, RFC 6598 and RFC 4193.
 const PRIVATE_NETWORKS: [&str; 7] = [
     "127.0.0.0/8",
     "::1/128",
@@ -211,11 +213,12 @@ const PRIVATE_NETWORKS: [&str; 7] = [
     "100.64.0.0/10",
     "fc00::/7",
 ];
-/// Maximum entries of `--jwks-servers`.
+/// Maximum entries of `--jwks-allow`.
 const MAX_ENTRIES: usize = 64;
-/// The length limit of DNS names (RFC 1035 §2.3.4).
+/// The maximum length of DNS names in bytes (RFC 1035 §2.3.4).
 const MAX_HOST_BYTES: usize = 253;
-const NONE: &str = "none";
+/// The text of an empty list of servers.
+const EMPTY_LIST: &str = "none";
 
 #[cfg(test)]
 mod tests {
@@ -229,7 +232,7 @@ mod tests {
     #[test]
     fn a_server_is_permitted_by_its_address_and_not_by_its_name() {
         let (operator, tenants) =
-            (KeyAccess::of_operator().servers, KeyAccess::of_tenants().servers);
+            (KeyAccess::for_operator().servers, KeyAccess::for_tenants().servers);
         for (address, by_operator) in [
             ("127.0.0.1", true),
             ("::1", true),

@@ -1,8 +1,8 @@
-//! Intervals of JWKS fetches; pure.
+//! The intervals between JWKS fetches, with jitter and exponential back-off.
 
 use std::time::Duration;
 
-/// Random numbers (xorshift64).
+/// A generator of random numbers for jitter (xorshift64).
 #[derive(Debug)]
 pub(super) struct JitterRandom(u64);
 
@@ -22,38 +22,40 @@ impl JitterRandom {
     }
 }
 
-/// Returns the wait after a successful fetch: the server's `max-age`, but never longer than the rule's refresh
+/// Returns the delay after a successful fetch: the server's `max-age`, but never longer than the rule's refresh
 /// interval, and never shorter than [`MIN_FETCH_INTERVAL`].
-pub(super) fn after_success(
-    refresh: Duration,
+pub(super) fn delay_after_success(
+    refresh_interval: Duration,
     max_age: Option<Duration>,
     random: &mut JitterRandom,
 ) -> Duration {
     // A `max-age` of 0 and `no-store` do not indicate key changes.
     let max_age = max_age.filter(|age| !age.is_zero());
-    let wait = max_age.map_or(refresh, |age| age.max(MIN_FETCH_INTERVAL).min(refresh));
+    let delay =
+        max_age.map_or(refresh_interval, |age| age.max(MIN_FETCH_INTERVAL).min(refresh_interval));
     // Jitter, so that fetches do not coincide.
-    wait - random.random_part(wait / JITTER_DIVISOR)
+    delay - random.random_part(delay / JITTER_DIVISOR)
 }
 
-/// Returns the wait after so many consecutive failures: short at first, then exponentially longer.
+/// Returns the delay after this number of consecutive failures: short at first, then exponentially longer.
 ///
-/// It is independent of the rule's refresh interval: many unresponsive endpoints would otherwise delay others.
-pub(super) fn after_failure(failures: u32, random: &mut JitterRandom) -> Duration {
+/// The delay is independent of the rule's refresh interval: many unresponsive endpoints would otherwise delay
+/// others.
+pub(super) fn delay_after_failure(failures: u32, random: &mut JitterRandom) -> Duration {
     let doublings = failures.saturating_sub(1).min(MAX_DOUBLINGS);
-    let wait = MIN_BACK_OFF.saturating_mul(1 << doublings).min(MAX_BACK_OFF);
-    wait / 2 + random.random_part(wait / 2)
+    let delay = FIRST_BACK_OFF.saturating_mul(1 << doublings).min(MAX_BACK_OFF);
+    delay / 2 + random.random_part(delay / 2)
 }
 
 /// The minimum interval for servers with a short `max-age`.
 const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(10);
 /// The jitter shortens a wait by up to a tenth.
 const JITTER_DIVISOR: u32 = 10;
-/// The wait after the first failure.
-const MIN_BACK_OFF: Duration = Duration::from_secs(1);
-/// The longest wait for a server that has recovered.
+/// The delay after the first failure, before jitter.
+const FIRST_BACK_OFF: Duration = Duration::from_secs(1);
+/// The maximum delay after failures.
 const MAX_BACK_OFF: Duration = Duration::from_secs(60);
-/// The number of doublings that reaches the maximum.
+/// The number of doublings after which [`MAX_BACK_OFF`] is reached.
 const MAX_DOUBLINGS: u32 = 6;
 
 #[cfg(test)]
@@ -70,22 +72,22 @@ mod tests {
         {
             for seed in 0..200 {
                 let mut random = JitterRandom::new(seed);
-                let wait = after_success(5 * MINUTE, max_age.map(seconds), &mut random);
+                let delay = delay_after_success(5 * MINUTE, max_age.map(seconds), &mut random);
                 let expected = seconds(expected);
-                assert!(wait <= expected && wait >= expected * 9 / 10, "{max_age:?}: {wait:?}");
+                assert!(delay <= expected && delay >= expected * 9 / 10, "{max_age:?}: {delay:?}");
             }
         }
-        let wait = after_success(seconds(1), Some(seconds(60)), &mut JitterRandom::new(7));
-        assert!(wait <= seconds(1), "{wait:?}");
+        let delay = delay_after_success(seconds(1), Some(seconds(60)), &mut JitterRandom::new(7));
+        assert!(delay <= seconds(1), "{delay:?}");
     }
 
     #[test]
     fn waits_after_failures_grow_to_a_limit() {
         for (failures, longest) in [(1, 1), (2, 2), (3, 4), (7, 60), (u32::MAX, 60)] {
             for seed in 0..200 {
-                let wait = after_failure(failures, &mut JitterRandom::new(seed));
+                let delay = delay_after_failure(failures, &mut JitterRandom::new(seed));
                 let longest = Duration::from_secs(longest);
-                assert!(wait <= longest && wait >= longest / 2, "{failures}: {wait:?}");
+                assert!(delay <= longest && delay >= longest / 2, "{failures}: {delay:?}");
             }
         }
     }

@@ -6,13 +6,13 @@ use leno_model::KeySource;
 
 use super::{FetchOutcome, KeyUpdate};
 
-/// Results of JWKS fetches so far.
+/// The results of all JWKS fetches so far.
 #[derive(Debug, Default)]
 pub(crate) struct JwksFetches {
     /// True if diagnostics of rules include the cause of a failure: see
     /// [`KeyAccess::detailed`](super::KeyAccess::detailed).
     detailed: bool,
-    /// The cause of the last fetch's failure, by endpoint.
+    /// The endpoints whose last fetch failed, each with the cause.
     failures: BTreeMap<KeySource, String>,
     /// The number of fetches that returned a new set.
     pub(crate) changed: u64,
@@ -23,7 +23,7 @@ pub(crate) struct JwksFetches {
 }
 
 impl JwksFetches {
-    /// Creates an empty record, with or without causes in diagnostics.
+    /// Creates a record without fetches; `detailed`: diagnostics include the causes of failures.
     pub(crate) fn new(detailed: bool) -> Self {
         Self { detailed, ..Self::default() }
     }
@@ -37,7 +37,7 @@ impl JwksFetches {
                 self.failures.remove(source);
                 tracing::info!(%source, "fetched the keys of an issuer");
             }
-            FetchOutcome::Same => {
+            FetchOutcome::Unchanged => {
                 self.unchanged = self.unchanged.saturating_add(1);
                 if self.failures.remove(source).is_some() {
                     tracing::info!(%source, "fetching the keys of an issuer succeeds again");
@@ -57,7 +57,7 @@ impl JwksFetches {
                     Some(_) => {}
                 }
             }
-            FetchOutcome::Dropped => {
+            FetchOutcome::EndpointUnused => {
                 self.failures.remove(source);
             }
         }
@@ -75,7 +75,7 @@ impl JwksFetches {
     }
 }
 
-/// The cause of every failure, if rules could otherwise be used to probe the network.
+/// The text for every failure if tenants write rules: its cause would let them probe the network.
 const GENERIC_CAUSE: &str = "cannot be read: a server needs a public address or an entry in `--jwks-allow`, a file must be below `--jwks-files`; see \
      the log of the control plane";
 

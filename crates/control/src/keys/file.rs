@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::access::{JwksFileOpenError, PermittedFiles};
 use super::{FETCH_TIMEOUT, JwksResponse};
 
-/// Reads the whole file; waits until an earlier read of it has ended.
+/// Reads the whole file; waits until an earlier read of the file has completed.
 pub(super) async fn read(
     path: PathBuf,
     permitted: PermittedFiles,
@@ -29,15 +29,15 @@ async fn read_without_timeout(
     read_lock: Arc<Mutex<()>>,
 ) -> Result<String, JwksFileError> {
     let read_lock = read_lock.lock_owned().await;
-    let reading = spawn_blocking(move || {
+    let read_task = spawn_blocking(move || {
         let text = read_text(&path, &permitted);
         drop(read_lock);
         text
     });
-    reading.await.map_err(std::io::Error::from)?
+    read_task.await.map_err(std::io::Error::from)?
 }
 
-/// The reason why a file is not read.
+/// The reason why a JWKS file cannot be read.
 #[derive(Debug, thiserror::Error)]
 enum JwksFileError {
     #[error(transparent)]

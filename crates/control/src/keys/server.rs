@@ -33,7 +33,7 @@ pub(super) async fn fetch_key_set(
     result.unwrap_or(Err(JwksRequestError::TimedOut)).map_err(|error| error.to_string())
 }
 
-/// The reason why there is no response.
+/// The reason why a JWKS request failed.
 #[derive(Debug, thiserror::Error)]
 enum JwksRequestError {
     #[error("did not respond within {FETCH_TIMEOUT:?}")]
@@ -69,7 +69,7 @@ async fn request_without_timeout(
     permitted: &PermittedServers,
 ) -> Result<JwksResponse, JwksRequestError> {
     let mut request = Request::get(path)
-        .header(HOST, host(server))
+        .header(HOST, host_header(server))
         .header(ACCEPT, "application/jwk-set+json, application/json;q=0.9")
         .header(USER_AGENT, concat!("leno/", env!("CARGO_PKG_VERSION")))
         .header(CONNECTION, "close");
@@ -94,7 +94,7 @@ async fn request_without_timeout(
 }
 
 /// Returns the `Host` as clients write it: without the default port.
-fn host(server: &Server) -> String {
+fn host_header(server: &Server) -> String {
     let authority = server.authority();
     match authority.strip_suffix(&format!(":{}", server.scheme.default_port())) {
         Some(host) => host.to_owned(),
@@ -115,7 +115,7 @@ async fn send_request(
 
 async fn read_response(response: Response<Incoming>) -> Result<JwksResponse, JwksRequestError> {
     let (head, body) = response.into_parts();
-    let max_age = max_age(&head.headers);
+    let max_age = read_max_age(&head.headers);
     match head.status {
         StatusCode::OK => {}
         StatusCode::NOT_MODIFIED => return Ok(JwksResponse::Unchanged { max_age }),
@@ -134,7 +134,7 @@ async fn read_response(response: Response<Incoming>) -> Result<JwksResponse, Jwk
 }
 
 /// Returns the `max-age` of a response, if it has one (RFC 9111 §5.2.2.1).
-fn max_age(headers: &HeaderMap) -> Option<Duration> {
+fn read_max_age(headers: &HeaderMap) -> Option<Duration> {
     let values = headers.get_all(CACHE_CONTROL).iter().filter_map(|value| value.to_str().ok());
     let mut directives = values.flat_map(|value| value.split(',')).map(str::trim);
     let seconds = directives.find_map(|directive| {

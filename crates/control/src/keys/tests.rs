@@ -83,7 +83,7 @@ fn key_set(id: &str) -> String {
 }
 
 fn fetcher_with_source(source: &KeySource) -> JwksFetcher {
-    let mut fetcher = JwksFetcher::new(None, KeyAccess::of_operator(), 1);
+    let mut fetcher = JwksFetcher::new(None, KeyAccess::for_operator(), 1);
     fetcher.set_sources(&BTreeSet::from([source.clone()]), Instant::now());
     fetcher
 }
@@ -123,7 +123,7 @@ async fn a_set_is_fetched_again_by_its_etag_and_the_last_valid_one_stays() {
 
     assert_eq!(read(&mut fetcher, Duration::ZERO).await, None, "nothing is due yet");
     issuer.set_response("304 Not Modified", "", "");
-    assert_eq!(read(&mut fetcher, MINUTE).await, Some(FetchOutcome::Same));
+    assert_eq!(read(&mut fetcher, MINUTE).await, Some(FetchOutcome::Unchanged));
     assert!(issuer.last_request().contains("if-none-match: \"1\"\r\n"));
     issuer.set_response("503 Service Unavailable", "", "");
     assert_eq!(
@@ -133,7 +133,7 @@ async fn a_set_is_fetched_again_by_its_etag_and_the_last_valid_one_stays() {
     // Retried soon.
     issuer.set_response("200 OK", "", &key_set("one"));
     let soon = 2 * MINUTE + Duration::from_secs(1);
-    assert_eq!(read(&mut fetcher, soon).await, Some(FetchOutcome::Same));
+    assert_eq!(read(&mut fetcher, soon).await, Some(FetchOutcome::Unchanged));
     issuer.set_response("200 OK", "", &key_set("two"));
     assert!(changed_keys(read(&mut fetcher, 4 * MINUTE).await).contains("two"));
     assert!(!issuer.last_request().contains("if-none-match"), "the last response had no ETag");
@@ -222,7 +222,7 @@ async fn a_file_is_read_repeatedly() {
     assert!(failure_cause(read(&mut fetcher, seconds(0)).await).starts_with("cannot be read: "));
     std::fs::write(&path, key_set("one")).unwrap();
     assert!(changed_keys(read(&mut fetcher, seconds(2)).await).contains("one"));
-    assert_eq!(read(&mut fetcher, seconds(4)).await, Some(FetchOutcome::Same));
+    assert_eq!(read(&mut fetcher, seconds(4)).await, Some(FetchOutcome::Unchanged));
     std::fs::write(&path, " ".repeat(IssuerKeys::MAX_BYTES + 1)).unwrap();
     assert_eq!(failure_cause(read(&mut fetcher, seconds(6)).await), "has more than 65536 bytes");
     std::fs::remove_file(&path).unwrap();
@@ -237,7 +237,7 @@ async fn a_server_that_is_not_permitted_gets_no_connection() {
     for host in ["localhost", "127.0.0.1", "[::ffff:127.0.0.1]", "127.1"] {
         let url = format!("http://{host}:{}/keys", issuer.port);
         let source = KeySource::Server(KeyServer::parse(&url, MINUTE).unwrap());
-        let mut fetcher = JwksFetcher::new(None, KeyAccess::of_tenants(), 1);
+        let mut fetcher = JwksFetcher::new(None, KeyAccess::for_tenants(), 1);
         fetcher.set_sources(&BTreeSet::from([source]), Instant::now());
         let reason = failure_cause(read(&mut fetcher, Duration::ZERO).await);
         assert!(reason.contains("--jwks-allow"), "{host}: {reason}");
@@ -245,7 +245,7 @@ async fn a_server_that_is_not_permitted_gets_no_connection() {
     assert!(issuer.requests.lock().unwrap().is_empty());
     // The operator permits the address.
     let access =
-        KeyAccess { servers: "127.0.0.0/8,::1".parse().unwrap(), ..KeyAccess::of_tenants() };
+        KeyAccess { servers: "127.0.0.0/8,::1".parse().unwrap(), ..KeyAccess::for_tenants() };
     let mut fetcher = JwksFetcher::new(None, access, 1);
     fetcher.set_sources(&BTreeSet::from([issuer.key_source("http")]), Instant::now());
     assert!(changed_keys(read(&mut fetcher, Duration::ZERO).await).contains("one"));
@@ -265,7 +265,8 @@ async fn a_file_that_is_not_permitted_is_not_read() {
         (PermittedFiles::Below(keys.clone()), other, false),
         (PermittedFiles::Below(keys.clone()), directory.path().join("absent.json"), false),
     ] {
-        let mut fetcher = JwksFetcher::new(None, KeyAccess { files, ..KeyAccess::of_tenants() }, 1);
+        let mut fetcher =
+            JwksFetcher::new(None, KeyAccess { files, ..KeyAccess::for_tenants() }, 1);
         fetcher.set_sources(&BTreeSet::from([KeySource::File(path.clone())]), Instant::now());
         match read(&mut fetcher, Duration::ZERO).await {
             Some(FetchOutcome::Failed(reason)) if !is_read => {
@@ -284,7 +285,10 @@ async fn an_endpoint_that_is_no_longer_used_is_dropped() {
     let mut fetcher = fetcher_with_source(&source);
     fetcher.start_due_fetches(Instant::now(), |_| true);
     let dropped = fetcher.set_sources(&BTreeSet::new(), Instant::now());
-    assert_eq!(dropped, [KeyUpdate { source: source.clone(), fetched: FetchOutcome::Dropped }]);
+    assert_eq!(
+        dropped,
+        [KeyUpdate { source: source.clone(), fetched: FetchOutcome::EndpointUnused }]
+    );
     // The fetch in progress is aborted.
     let ended = fetcher.in_progress.join_next().await.unwrap();
     assert!(ended.unwrap_err().is_cancelled());
@@ -313,7 +317,7 @@ async fn the_endpoint_that_is_due_the_longest_is_fetched_first() {
     let now = Instant::now();
     let file = |index: usize| KeySource::File(format!("/absent/{index:02}").into());
     let last = file(MAX_FETCHES);
-    let mut fetcher = JwksFetcher::new(None, KeyAccess::of_operator(), 1);
+    let mut fetcher = JwksFetcher::new(None, KeyAccess::for_operator(), 1);
     fetcher.set_sources(&(0..=MAX_FETCHES).map(file).collect(), now + FILE_CHECK_INTERVAL);
     fetcher.endpoints.get_mut(&last).unwrap().due = Some(now);
     fetcher.start_due_fetches(now + FILE_CHECK_INTERVAL, |_| true);
@@ -324,12 +328,12 @@ async fn the_endpoint_that_is_due_the_longest_is_fetched_first() {
 }
 
 #[tokio::test]
-async fn a_start_waits_for_one_response_of_each() {
+async fn the_start_waits_for_one_response_of_each_endpoint() {
     let (good, failing) = (Issuer::start(None).await, Issuer::start(None).await);
     good.set_response("200 OK", "", &key_set("one"));
     failing.set_response("500 Internal Server Error", "", "");
     let sources = BTreeSet::from([good.key_source("http"), failing.key_source("http")]);
-    let updates = JwksFetcher::new(None, KeyAccess::of_operator(), 1).fetch_first(&sources).await;
+    let updates = JwksFetcher::new(None, KeyAccess::for_operator(), 1).fetch_first(&sources).await;
     let outcome_of = |issuer: &Issuer| {
         let source = issuer.key_source("http");
         let found = updates.iter().find(|update| update.source == source);

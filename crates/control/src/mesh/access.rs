@@ -36,18 +36,19 @@ impl Mesh {
         let AccessPolicies { by_name, by_namespace } = &self.access_policies;
         let names = by_namespace.values_for(&workload.account.namespace);
         let policies = names.filter_map(|name| by_name.get(name));
-        policies.filter(|policy| policy.is_about(&workload.account))
+        policies.filter(|policy| policy.selects_account(&workload.account))
     }
 
-    /// True if an access policy lets clients under this account call a workload in some way.
+    /// True if an access policy allows some request of this account to a workload.
     pub(crate) fn allows_client(&self, client: &ServiceAccount, workload: &Workload) -> bool {
         self.access_policies_of(workload).any(|policy| policy.allows_any_from(client))
     }
 
-    /// True if an access policy applies to some workload.
-    pub(crate) fn is_policy_in_force(&self, policy: &AccessPolicy) -> bool {
+    /// True if an access policy affects requests to some workload: with the default policy `allow`, only deny
+    /// rules do.
+    pub(crate) fn is_policy_enforced(&self, policy: &AccessPolicy) -> bool {
         let denies = policy.rules.iter().any(|rule| rule.action == PolicyAction::Deny);
-        let is_subject = |workload: &&Workload| policy.is_about(&workload.account);
+        let is_subject = |workload: &&Workload| policy.selects_account(&workload.account);
         let mut default_policies =
             self.workloads().filter(is_subject).map(|workload| self.default_policy_of(workload));
         default_policies.any(|default_policy| denies || default_policy != DefaultPolicy::Allow)
@@ -76,9 +77,9 @@ impl Mesh {
     /// wildcard of the policy may gain or lose access to a workload that denies by default, and a rule that
     /// matches requests changes the protocol of ports without a declared one.
     fn mark_policy_affected(&self, policy: &AccessPolicy, affected_set: &mut AffectedSet) {
-        let is_subject = |workload: &&Workload| policy.is_about(&workload.account);
+        let is_subject = |workload: &&Workload| policy.selects_account(&workload.account);
         self.mark_unmeshed_services_affected(
-            |workload| policy.is_about(&workload.account),
+            |workload| policy.selects_account(&workload.account),
             affected_set,
         );
         let inspects_requests =

@@ -1,4 +1,4 @@
-//! Address index: services at cluster addresses, workloads at their own.
+//! The index of addresses: services by their cluster addresses, workloads by their own addresses.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,47 +17,47 @@ pub(super) struct Addresses {
 
 impl Addresses {
     /// Updates the index for an added, changed or removed workload.
-    pub(super) fn move_workload(
+    pub(super) fn update_workload(
         &mut self,
         old: Option<&Workload>,
         new: Option<&Workload>,
         affected_set: &mut AffectedSet,
     ) {
-        for (workload, address) in old.into_iter().flat_map(addresses_at) {
+        for (workload, address) in old.into_iter().flat_map(reachable_addresses) {
             self.workloads.remove(&address, &workload.name);
         }
-        for (workload, address) in new.into_iter().flat_map(addresses_at) {
+        for (workload, address) in new.into_iter().flat_map(reachable_addresses) {
             self.workloads.insert(&address, &workload.name);
         }
-        let both = old.into_iter().chain(new).flat_map(addresses_at);
-        affected_set.addresses.extend(both.map(|(_, address)| address));
+        let changed_addresses = old.into_iter().chain(new).flat_map(reachable_addresses);
+        affected_set.addresses.extend(changed_addresses.map(|(_, address)| address));
     }
 
     /// Updates the index for an added, changed or removed service.
-    pub(super) fn move_service(
+    pub(super) fn update_service(
         &mut self,
         old: Option<&Service>,
         new: Option<&Service>,
         affected_set: &mut AffectedSet,
     ) {
-        for (service, address) in old.iter().flat_map(addresses_of) {
+        for (service, address) in old.iter().flat_map(service_addresses) {
             self.services.remove(address, &service.name);
         }
-        for (service, address) in new.iter().flat_map(addresses_of) {
+        for (service, address) in new.iter().flat_map(service_addresses) {
             self.services.insert(address, &service.name);
         }
-        let both = old.iter().chain(&new).flat_map(addresses_of);
-        affected_set.addresses.extend(both.map(|(_, address)| *address));
+        let changed_addresses = old.iter().chain(&new).flat_map(service_addresses);
+        affected_set.addresses.extend(changed_addresses.map(|(_, address)| *address));
     }
 }
 
 /// Returns the addresses at which clients on other machines reach a workload.
-fn addresses_at(workload: &Workload) -> impl Iterator<Item = (&Workload, IpAddr)> {
+fn reachable_addresses(workload: &Workload) -> impl Iterator<Item = (&Workload, IpAddr)> {
     let addresses = workload.addresses().filter(|address| !address.is_loopback());
     addresses.map(move |address| (workload, address))
 }
 
-fn addresses_of<'a>(service: &&'a Service) -> impl Iterator<Item = (&'a Service, &'a IpAddr)> {
+fn service_addresses<'a>(service: &&'a Service) -> impl Iterator<Item = (&'a Service, &'a IpAddr)> {
     let service: &'a Service = service;
     service.addresses.iter().map(move |address| (service, address))
 }
@@ -81,13 +81,14 @@ impl Mesh {
         }
     }
 
-    /// Returns the service at an address. During a change of two services there may be two: the first by name.
+    /// Returns the service at an address. If an address moves between services, both may have it for a moment:
+    /// the first by name is returned.
     pub(crate) fn service_at(&self, address: IpAddr) -> Option<&Service> {
         self.addresses.services.values_for(&address).find_map(|name| self.service(name))
     }
 
-    /// Returns the workload at an address. While an ended one is not removed yet there may be two: the one with
-    /// a connected sidecar that receives requests is preferred.
+    /// Returns the workload at an address. A terminated workload may still be listed next to its successor:
+    /// workloads with a connected sidecar are preferred, then ready ones.
     pub(crate) fn workload_at(&self, address: IpAddr) -> Option<&Workload> {
         let names = self.addresses.workloads.values_for(&address);
         let workloads = names.filter_map(|name| self.workload(name));
@@ -96,13 +97,13 @@ impl Mesh {
         })
     }
 
-    /// Marks the entries of a workload's addresses as changed.
+    /// Marks the address entries of a workload as affected.
     pub(super) fn mark_addresses_affected(
         &self,
         workload: &WorkloadName,
         affected_set: &mut AffectedSet,
     ) {
-        let addresses = self.workload(workload).into_iter().flat_map(addresses_at);
+        let addresses = self.workload(workload).into_iter().flat_map(reachable_addresses);
         affected_set.addresses.extend(addresses.map(|(_, address)| address));
     }
 }
@@ -114,7 +115,7 @@ mod tests {
     use super::*;
     use crate::fixture::{BOOKINFO, mesh_with_sidecars, workload_name};
 
-    /// Events on pods advised clients to join the mesh that are members already.
+    /// Regression: events advised clients to join the mesh although they were members.
     #[test]
     fn a_plaintext_client_at_a_workloads_own_address_is_a_member() {
         let no_labels = BTreeMap::new();

@@ -14,7 +14,7 @@ use super::Mesh;
 /// output is not sent.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct AffectedSet {
-    /// All proxies and services.
+    /// True if all proxies and services are affected.
     pub(crate) all_proxies: bool,
     /// Workloads with a changed proxy configuration, or added or removed.
     pub(crate) workloads: BTreeSet<WorkloadName>,
@@ -41,7 +41,7 @@ impl AffectedSet {
 }
 
 impl Mesh {
-    /// Marks the workloads of an account.
+    /// Marks the workloads of an account as affected.
     pub(super) fn mark_account_affected(
         &self,
         account: &ServiceAccount,
@@ -56,8 +56,9 @@ impl Mesh {
         name: &RouteGroupName,
         affected_set: &mut AffectedSet,
     ) {
-        let uses = |split: &&TrafficSplit| split.groups.iter().flatten().any(|group| group == name);
-        let splits = self.splits.all_routes().filter(uses);
+        let uses_group =
+            |split: &&TrafficSplit| split.groups.iter().flatten().any(|group| group == name);
+        let splits = self.splits.all_routes().filter(uses_group);
         affected_set.services.extend(splits.map(|split| split.root.service.clone()));
         self.mark_boundary_users_affected(name, affected_set);
         self.mark_targets_affected(affected_set, |rule| match rule {
@@ -81,12 +82,14 @@ impl Mesh {
     fn mark_targets_affected(
         &self,
         affected_set: &mut AffectedSet,
-        uses: impl Fn(&TargetRule) -> bool,
+        is_rule_affected: impl Fn(&TargetRule) -> bool,
     ) {
         if !self.has_evaluated_policies() {
             return;
         }
-        for target in self.targets.values().filter(|target| target.rules.iter().any(&uses)) {
+        for target in
+            self.targets.values().filter(|target| target.rules.iter().any(&is_rule_affected))
+        {
             self.mark_account_affected(&target.destination, affected_set);
         }
     }

@@ -10,16 +10,16 @@ use super::index::Index;
 
 /// An object that attaches to services and refers to backends.
 pub(crate) trait AttachedRoute: PartialEq {
-    /// Returns its namespace.
+    /// Returns the namespace of the object.
     fn namespace(&self) -> &Name;
 
-    /// Returns the services that it attaches to.
+    /// Returns the services that the object attaches to.
     fn parents(&self) -> &[RouteParent];
 
-    /// Returns the services that it refers to as backends.
+    /// Returns the services that the object refers to as backends.
     fn backend_names(&self) -> impl Iterator<Item = &ServiceName>;
 
-    /// Returns its creation time, in seconds since 1970; 0 if not needed.
+    /// Returns the creation time of the object, in seconds since 1970; 0 for kinds that are not ordered by it.
     fn creation_time(&self) -> i64 {
         0
     }
@@ -126,32 +126,33 @@ impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
         names.filter_map(|name| self.routes.get(name))
     }
 
-    /// Returns the routes attached to a port that apply to clients of a namespace: those of the clients'
-    /// namespace (consumer routes); if there are none, or the client does not matter, those of the service's
+    /// Returns the routes attached to a port that apply to clients of the namespace `consumer`: those of this
+    /// namespace (consumer routes); if there are none, or `consumer` is `None`, those of the service's
     /// namespace (producer routes). The oldest comes first, then the first by name.
-    pub(crate) fn of_port(
+    pub(crate) fn routes_at_port(
         &self,
         service: &ServiceName,
         port: u16,
         consumer: Option<&Name>,
     ) -> impl Iterator<Item = &R> {
-        let attached = move |route: &&R| {
+        let is_attached = move |route: &&R| {
             let mut parents = route.parents().iter();
             parents.any(|parent| {
-                parent.service == *service && parent.port.is_none_or(|number| number == port)
+                parent.service == *service
+                    && parent.port.is_none_or(|parent_port| parent_port == port)
             })
         };
         let consumer = consumer.filter(|name| {
             **name != service.namespace
                 && self
                     .attached_to(service)
-                    .filter(attached)
+                    .filter(is_attached)
                     .any(|route| route.namespace() == *name)
         });
         let namespace = consumer.cloned().unwrap_or_else(|| service.namespace.clone());
         let routes = self
             .attached_to(service)
-            .filter(attached)
+            .filter(is_attached)
             .filter(|route| *route.namespace() == namespace);
         let mut routes: Vec<&R> = routes.collect();
         routes.sort_by_key(|route| route.creation_time());

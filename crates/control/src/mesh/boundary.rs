@@ -12,12 +12,12 @@ use super::{AffectedSet, Index, Mesh};
 /// All ingress and egress policies.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct IngressAndEgress {
-    /// By namespace; within one, the first policy that opens a port applies.
+    /// Within a namespace, the first policy by precedence that opens a port applies.
     ingress: BTreeMap<IngressName, IngressPolicy>,
     ingress_by_namespace: Index<Name, IngressName>,
     egress: BTreeMap<PolicyName, EgressPolicy>,
     egress_by_source: Index<ServiceAccount, PolicyName>,
-    /// Names of external principals; not part of the compilation.
+    /// The certificates of external principals; they are not compiled into configurations.
     access_certs: BTreeMap<PolicyName, AccessCert>,
 }
 
@@ -130,18 +130,19 @@ impl Mesh {
         }
     }
 
-    /// Marks workloads with ingress rules for the members of a service, after these members changed.
+    /// Marks workloads with ingress rules that name a service as a source, after the workloads of that service
+    /// changed.
     pub(super) fn mark_ingress_affected(&self, affected_set: &mut AffectedSet) {
         if self.boundary.ingress.is_empty() {
             return;
         }
         // A workload's address change does not mark its services as changed, since callers see them unchanged.
-        let moved = affected_set
+        let services_of_changed_workloads = affected_set
             .workloads
             .iter()
             .flat_map(|name| self.services_by_workload.values_for(name));
         let changed_services: BTreeSet<&ServiceName> =
-            affected_set.services.iter().chain(moved).collect();
+            affected_set.services.iter().chain(services_of_changed_workloads).collect();
         let is_affected = |source: &IngressSource| match source {
             IngressSource::Service(service) => changed_services.contains(service),
             IngressSource::Range(_) | IngressSource::Principal(_) | IngressSource::Named(_) => {

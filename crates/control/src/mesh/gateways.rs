@@ -70,7 +70,7 @@ impl Mesh {
         let proxies = workloads.filter(|workload| is_proxy_of(name, workload));
         for proxy in proxies {
             affected_set.workloads.insert(proxy.name.clone());
-            // Its addresses join or leave the mesh.
+            // The addresses of the proxy join or leave the mesh.
             affected_set
                 .services
                 .extend(self.services_of(&proxy.name).map(|service| service.name.clone()));

@@ -5,7 +5,7 @@ use leno_model::{Object, ObjectKey, RouteKind};
 use super::{AffectedSet, Mesh};
 
 impl Mesh {
-    /// Returns the user-written objects for explanations, ordered by key within each kind: without unmeshed
+    /// Returns the objects for explanations, ordered by key within each kind: without unmeshed
     /// workloads, and without gateways, which contain private keys.
     pub(crate) fn explained_objects(&self) -> Vec<Object> {
         let workloads = self.workloads.values().cloned().map(Object::Workload);

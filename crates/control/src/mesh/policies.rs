@@ -22,7 +22,7 @@ pub(super) struct Policies {
     by_service: Index<ServiceName, ServicePolicyName>,
     by_namespace: Index<Name, ServicePolicyName>,
     by_key_source: Index<KeySource, ServicePolicyName>,
-    /// JWKS read from endpoints.
+    /// The last JWKS of each endpoint.
     keys: BTreeMap<KeySource, Arc<str>>,
 }
 
@@ -82,7 +82,7 @@ impl Mesh {
         PortLimits::for_port(self.policies.for_service(service), service, port)
     }
 
-    /// Returns the requirements of all policies on a service port.
+    /// Returns what all policies on a service port need to know about requests.
     pub(crate) fn request_needs(
         &self,
         service: &ServiceName,
@@ -91,7 +91,7 @@ impl Mesh {
         self.attached_to(service, port).map(|policy| policy.rule.request_need())
     }
 
-    /// Returns the requirements that the server's sidecar enforces.
+    /// Returns what the policies that the server's sidecar enforces need to know about requests.
     pub(crate) fn inbound_needs(
         &self,
         service: &ServiceName,
@@ -152,7 +152,7 @@ impl Mesh {
         port: u16,
     ) -> impl Iterator<Item = &ServicePolicy> {
         let policies = self.policies.for_service(service);
-        policies.filter(move |policy| policy.closeness(service, port).is_some())
+        policies.filter(move |policy| policy.specificity_for(service, port).is_some())
     }
 
     /// Returns the external checks that policies require for requests to a service port.
@@ -183,12 +183,12 @@ impl Mesh {
         self.policies.by_key_source.keys()
     }
 
-    /// True if the keys of an endpoint have been read.
+    /// True if the keys of an endpoint have been fetched.
     pub(crate) fn has_keys(&self, source: &KeySource) -> bool {
         self.policies.keys.contains_key(source)
     }
 
-    /// Returns the service policies.
+    /// Returns all service policies, by name.
     pub(crate) fn service_policies(&self) -> impl Iterator<Item = &ServicePolicy> {
         self.policies.all_policies()
     }
@@ -205,12 +205,12 @@ impl Mesh {
     /// Sets the keys of an endpoint, or removes them if it is no longer in use.
     pub(crate) fn set_keys(&mut self, source: &KeySource, jwks: Option<Arc<str>>) -> AffectedSet {
         let keys = &mut self.policies.keys;
-        let before = match &jwks {
+        let previous_keys = match &jwks {
             Some(jwks) => keys.insert(source.clone(), Arc::clone(jwks)),
             None => keys.remove(source),
         };
         let mut affected_set = AffectedSet::default();
-        if before == jwks {
+        if previous_keys == jwks {
             return affected_set;
         }
         let policies = self.policies.by_key_source.values_for(source);
@@ -288,11 +288,11 @@ impl<'a> PolicyContext<'a> for &'a Mesh {
             return false;
         };
         self.service_workloads(service).any(|workload| {
-            let number = target_port(&port.target, workload);
+            let workload_port = target_port(&port.target, workload);
             let mut other_services =
                 self.services_of(&workload.name).filter(|other| other.name != *service);
             let mut ports = other_services.by_ref().flat_map(|other| &other.ports);
-            ports.any(|port| target_port(&port.target, workload) == number)
+            ports.any(|port| target_port(&port.target, workload) == workload_port)
         })
     }
 
@@ -330,7 +330,7 @@ impl Mesh {
     fn applications_see_requests(&self, service: &ServiceName, port: u16) -> bool {
         let service_object = self.services.get(service);
         let Some(port) = service_object
-            .and_then(|found| found.ports.iter().find(|candidate| candidate.port == port))
+            .and_then(|object| object.ports.iter().find(|candidate| candidate.port == port))
         else {
             return false;
         };

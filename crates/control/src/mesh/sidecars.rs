@@ -1,4 +1,4 @@
-//! Listen addresses of sidecars, and sidecars that are expected with another port or account.
+//! Listen addresses of sidecars, and workloads whose sidecar must reconnect with another port or account.
 
 use std::collections::BTreeSet;
 
@@ -39,7 +39,8 @@ impl Mesh {
         self.changed.0.contains(workload)
     }
 
-    /// True if it has changed and its sidecar is not connected yet with the new port or account.
+    /// True if the port or account of a workload has just changed, and its sidecar is not connected with the
+    /// new one yet.
     pub(crate) fn is_awaited(&self, workload: &Workload) -> bool {
         self.has_changed(&workload.name) && !self.is_registered(workload)
     }
@@ -54,8 +55,8 @@ impl Mesh {
         if !self.workloads.contains_key(name) {
             return affected_set;
         }
-        let before = self.sidecar_listeners.remove(name);
-        if before != listeners {
+        let previous_listeners = self.sidecar_listeners.remove(name);
+        if previous_listeners != listeners {
             affected_set.services.extend(self.services_by_workload.values_for(name).cloned());
             self.mark_addresses_affected(name, &mut affected_set);
         }

@@ -15,7 +15,7 @@ use super::index::Index;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct TagObjects {
     routes: BTreeMap<TagRouteName, TagRoute>,
-    sermant: BTreeMap<TagRouteName, SermantRouteRule>,
+    sermant_rules: BTreeMap<TagRouteName, SermantRouteRule>,
     lanes: BTreeMap<TagRouteName, Lane>,
     routes_by_scope: Index<RuleScope, TagRouteName>,
     sermant_by_scope: Index<RuleScope, TagRouteName>,
@@ -23,14 +23,16 @@ pub(crate) struct TagObjects {
     matched_attributes: MatchedAttributes,
 }
 
-/// The caller attributes that rules match, with the number of objects that use each.
+/// The caller attributes that tag rules match.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct MatchedAttributes {
-    objects: usize,
-    tags: BTreeMap<String, usize>,
+    /// The number of objects with rules that match caller attributes.
+    object_count: usize,
+    /// The number of objects that match each label of callers.
+    label_counts: BTreeMap<String, usize>,
 }
 
-/// The scope of rules, for all ports.
+/// The scope of tag rules, regardless of ports.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum RuleScope {
     Service(ServiceName),
@@ -46,50 +48,50 @@ pub(crate) struct AffectedByTags {
     /// Services with changed lane rules for the requests that they receive.
     pub(crate) entry_services: BTreeSet<ServiceName>,
     /// True if the caller attributes in proxy configurations may change.
-    pub(crate) callers: bool,
+    pub(crate) caller_attributes: bool,
 }
 
 impl MatchedAttributes {
     /// True if any object has rules that match caller attributes.
     pub(crate) fn has_rules(&self) -> bool {
-        self.objects > 0
+        self.object_count > 0
     }
 
     /// True if a rule matches this label of callers.
     pub(crate) fn matches_label(&self, label: &str) -> bool {
-        self.tags.contains_key(label)
+        self.label_counts.contains_key(label)
     }
 
-    fn count_rules(&mut self, rules: &TagRules, step: CountChange) {
+    fn count_rules(&mut self, rules: &TagRules, count_change: CountChange) {
         let (tags, matches_callers) = rules.caller_tags();
         if matches_callers {
-            step.apply(&mut self.objects);
+            count_change.apply(&mut self.object_count);
         }
         for tag in tags {
-            let count = self.tags.entry(tag.to_owned()).or_default();
-            step.apply(count);
+            let count = self.label_counts.entry(tag.to_owned()).or_default();
+            count_change.apply(count);
             if *count == 0 {
-                self.tags.remove(tag);
+                self.label_counts.remove(tag);
             }
         }
     }
 
     fn matched_labels(&self) -> (bool, BTreeSet<&String>) {
-        (self.has_rules(), self.tags.keys().collect())
+        (self.has_rules(), self.label_counts.keys().collect())
     }
 }
 
 #[derive(Clone, Copy)]
 enum CountChange {
-    Up,
-    Down,
+    Increment,
+    Decrement,
 }
 
 impl CountChange {
     fn apply(self, count: &mut usize) {
         *count = match self {
-            Self::Up => count.saturating_add(1),
-            Self::Down => count.saturating_sub(1),
+            Self::Increment => count.saturating_add(1),
+            Self::Decrement => count.saturating_sub(1),
         };
     }
 }
@@ -104,7 +106,7 @@ impl TagObjects {
             RuleScope::Namespace(service.namespace.clone()),
             RuleScope::Mesh,
         ];
-        let rules = TagRules::most_specific(scopes.iter().flat_map(|scope| {
+        let rules = TagRules::select_most_specific(scopes.iter().flat_map(|scope| {
             let sermant_rules =
                 self.sermant_rules_for(scope).map(|(_, sermant)| sermant.rules.clone());
             [self.tag_route_rules(scope, port)].into_iter().chain(sermant_rules)
@@ -138,7 +140,7 @@ impl TagObjects {
         let sermant_rules = self.sermant_rules_for(&RuleScope::Service(service.clone()));
         let sermant_rules = sermant_rules.into_iter().flat_map(|(_, rules)| &rules.lanes);
         let mut rules: Vec<LaneRule> = lane_rules.chain(sermant_rules).cloned().collect();
-        rules.sort_by_key(|rule| Reverse(rule.precedence));
+        rules.sort_by_key(|rule| Reverse(rule.priority));
         rules
     }
 
@@ -147,11 +149,11 @@ impl TagObjects {
         &self.matched_attributes
     }
 
-    /// True if the object exists and is of one of these kinds.
+    /// True if an object exists and is a `TagRoute`, `SermantRouteRule` or `Lane`.
     pub(crate) fn has_object(&self, key: &ObjectKey) -> bool {
         match key {
             ObjectKey::TagRoute(name) => self.routes.contains_key(name),
-            ObjectKey::SermantRouteRule(name) => self.sermant.contains_key(name),
+            ObjectKey::SermantRouteRule(name) => self.sermant_rules.contains_key(name),
             ObjectKey::Lane(name) => self.lanes.contains_key(name),
             _ => false,
         }
@@ -160,7 +162,7 @@ impl TagObjects {
     /// Returns all objects, by name within each kind.
     pub(crate) fn all_objects(&self) -> impl Iterator<Item = Object> {
         let routes = self.routes.values().cloned().map(Object::TagRoute);
-        let sermant = self.sermant.values().cloned().map(Object::SermantRouteRule);
+        let sermant = self.sermant_rules.values().cloned().map(Object::SermantRouteRule);
         let lanes = self.lanes.values().cloned().map(Object::Lane);
         routes.chain(sermant).chain(lanes)
     }
@@ -172,7 +174,7 @@ impl TagObjects {
 
     /// Returns all `SermantRouteRule`s, by name.
     pub(crate) fn sermant_rules(&self) -> impl Iterator<Item = &SermantRouteRule> {
-        self.sermant.values()
+        self.sermant_rules.values()
     }
 
     /// Returns all `Lane`s, by name.
@@ -193,13 +195,13 @@ impl TagObjects {
         TagRules::merge_routes(routes)
     }
 
-    /// Returns the single value of a Sermant configuration key: that of the oldest object, then the first by
+    /// Returns the Sermant rules of a scope: those of the oldest object, then of the first by
     /// name.
     fn sermant_rules_for(&self, scope: &RuleScope) -> Option<&(TagScope, SermantRules)> {
         let names = self.sermant_by_scope.values_for(scope);
-        let objects = names.filter_map(|name| self.sermant.get(name));
+        let objects = names.filter_map(|name| self.sermant_rules.get(name));
         let object = objects.min_by_key(|object| object.precedence())?;
-        object.entries.iter().find(|(tag_scope, _)| scope_of(tag_scope) == *scope)
+        object.entries.iter().find(|(tag_scope, _)| rule_scope(tag_scope) == *scope)
     }
 }
 
@@ -218,50 +220,52 @@ impl TagObjects {
         }
         let before = self.matched_attributes.clone();
         if let Some(old) = old {
-            let scope = scope_of(&old.scope);
-            self.matched_attributes.count_rules(&old.rules, CountChange::Down);
+            let scope = rule_scope(&old.scope);
+            self.matched_attributes.count_rules(&old.rules, CountChange::Decrement);
             self.routes_by_scope.remove(&scope, name);
             affected.scopes.insert(scope);
         }
         if let Some(new) = new {
-            let scope = scope_of(&new.scope);
-            self.matched_attributes.count_rules(&new.rules, CountChange::Up);
+            let scope = rule_scope(&new.scope);
+            self.matched_attributes.count_rules(&new.rules, CountChange::Increment);
             self.routes_by_scope.insert(&scope, name);
             affected.scopes.insert(scope);
             self.routes.insert(name.clone(), new);
         }
-        affected.callers = before.matched_labels() != self.matched_attributes.matched_labels();
+        affected.caller_attributes =
+            before.matched_labels() != self.matched_attributes.matched_labels();
         affected
     }
 
-    pub(crate) fn set_sermant(
+    pub(crate) fn set_sermant_rule(
         &mut self,
         name: &TagRouteName,
         new: Option<SermantRouteRule>,
     ) -> AffectedByTags {
         let mut affected = AffectedByTags::default();
-        let old = self.sermant.remove(name);
+        let old = self.sermant_rules.remove(name);
         let before = self.matched_attributes.clone();
         for (scope, rules) in old.iter().flat_map(|old| &old.entries) {
-            self.matched_attributes.count_rules(&rules.rules, CountChange::Down);
-            self.sermant_by_scope.remove(&scope_of(scope), name);
-            affected.scopes.insert(scope_of(scope));
+            self.matched_attributes.count_rules(&rules.rules, CountChange::Decrement);
+            self.sermant_by_scope.remove(&rule_scope(scope), name);
+            affected.scopes.insert(rule_scope(scope));
         }
         for (scope, rules) in new.iter().flat_map(|new| &new.entries) {
-            self.matched_attributes.count_rules(&rules.rules, CountChange::Up);
-            self.sermant_by_scope.insert(&scope_of(scope), name);
-            affected.scopes.insert(scope_of(scope));
+            self.matched_attributes.count_rules(&rules.rules, CountChange::Increment);
+            self.sermant_by_scope.insert(&rule_scope(scope), name);
+            affected.scopes.insert(rule_scope(scope));
         }
         if old == new {
             affected = AffectedByTags::default();
         }
-        self.sermant.extend(new.map(|new| (name.clone(), new)));
+        self.sermant_rules.extend(new.map(|new| (name.clone(), new)));
         let entry_services = affected.scopes.iter().filter_map(|scope| match scope {
             RuleScope::Service(service) => Some(service.clone()),
             RuleScope::Namespace(_) | RuleScope::Mesh => None,
         });
         affected.entry_services = entry_services.collect();
-        affected.callers = before.matched_labels() != self.matched_attributes.matched_labels();
+        affected.caller_attributes =
+            before.matched_labels() != self.matched_attributes.matched_labels();
         affected
     }
 
@@ -285,7 +289,7 @@ impl TagObjects {
     }
 }
 
-fn scope_of(scope: &TagScope) -> RuleScope {
+fn rule_scope(scope: &TagScope) -> RuleScope {
     match scope {
         TagScope::Service(service, _) => RuleScope::Service(service.clone()),
         TagScope::Namespace(namespace) => RuleScope::Namespace(namespace.clone()),

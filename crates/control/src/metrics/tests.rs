@@ -55,9 +55,11 @@ impl ControlPlane {
         (certifier.issued, certifier.rejected) = (6, 7);
         let mut keys = JwksFetches::default();
         let source = KeySource::File("/keys.json".into());
-        for fetched in
-            [FetchOutcome::Same, FetchOutcome::Same, FetchOutcome::Failed("gone".to_owned())]
-        {
+        for fetched in [
+            FetchOutcome::Unchanged,
+            FetchOutcome::Unchanged,
+            FetchOutcome::Failed("gone".to_owned()),
+        ] {
             keys.record_result(&KeyUpdate { source: source.clone(), fetched });
         }
         let connection_counters = ConnectionCounters::default();
@@ -124,7 +126,8 @@ fn connected_proxies(times: Times, now: Instant) -> ConnectedProxies {
     for (change, ms) in [(2, Some(30)), (3, Some(45_000)), (4, None)] {
         let connection = ConnectionId(change);
         let waiting = BTreeSet::from([connection]);
-        let sent = SentPush { at: now, affected_proxies: 1, recipients: 1, waiting };
+        let sent =
+            SentPush { sent_at: now, affected_proxies: 1, recipients: 1, waiting_proxies: waiting };
         connected.pushes.begin_push(ChangeId(change), vec![now], sent);
         if let Some(ms) = ms {
             connected.pushes.settle_connection(connection, 1, now + Duration::from_millis(ms));

@@ -23,17 +23,17 @@ pub(crate) enum AdminQuery {
     Certificates,
     /// Joins that were rejected.
     RejectedJoins,
-    /// The progress of this change.
+    /// The progress of the change with this number.
     Change(ChangeId),
-    /// The newest changes.
+    /// The progress of the newest changes.
     Changes,
-    /// The history of one service, route or edge.
+    /// The traffic history of one service, route or edge.
     History(PlotSubject),
-    /// All metrics as text, optionally with alias names.
+    /// All metrics as text, optionally with alias names in addition.
     Metrics(ExpositionFormat, Option<AliasNames>),
-    /// All metrics, collected into these pages.
+    /// All metrics, added to these export requests.
     Points(Box<MetricRequests>),
-    /// All objects in force.
+    /// All objects of the mesh, for explanations.
     Objects,
     Policies,
     Proxies,
@@ -42,10 +42,10 @@ pub(crate) enum AdminQuery {
     Rejected,
     Routes,
     Services,
-    /// The location of the stream of a workload's sidecar.
+    /// The control plane that has the stream of a workload's sidecar.
     Sidecar(WorkloadName),
     Status,
-    /// Current rates.
+    /// Current traffic rates.
     Traffic,
     Workloads,
 }
@@ -55,20 +55,20 @@ pub(crate) enum AdminQuery {
 pub(crate) enum AdminResponse {
     Json(Value),
     Objects(Vec<Object>),
-    /// Metrics as text, in a format.
+    /// Metrics as text, and their format.
     Metrics(ExpositionFormat, String),
     Points(Box<MetricRequests>),
     Sidecar(SidecarLocation),
 }
 
-/// The control plane that has the stream of a sidecar.
+/// The location of a sidecar's stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SidecarLocation {
     /// This control plane.
     Here(ConnectionId),
     /// Another control plane, with its address if known.
     OtherReplica(Option<SocketAddr>),
-    /// No known control plane.
+    /// The sidecar is not connected to a known control plane.
     Disconnected,
     /// The workload does not exist.
     Unknown,
@@ -101,10 +101,10 @@ impl Owner {
 
     /// Publishes the workloads with a replaced sidecar that may join again.
     fn publish_replaced(&self, now: EventTime) {
-        let grace_period_ended = self.startup_grace.grace_state() == GracePeriod::No;
+        let grace_period_ended = self.startup_grace.grace_state() == GracePeriod::Ended;
         let is_absent = |name: &WorkloadName| {
             grace_period_ended
-                && self.connected.of_workload(name).is_none()
+                && self.connected.connection_of_workload(name).is_none()
                 && !self.presence.is_missing(name)
                 && self
                     .mesh
@@ -147,7 +147,7 @@ impl Owner {
     }
 
     fn sidecar_location(&self, workload: &WorkloadName) -> SidecarLocation {
-        if let Some(connection) = self.connected.of_workload(workload) {
+        if let Some(connection) = self.connected.connection_of_workload(workload) {
             return SidecarLocation::Here(connection);
         }
         match self.peers.newest_registration(workload) {
@@ -161,18 +161,18 @@ impl Owner {
         let report = self.report(now);
         let at = now.clock.duration_since(self.history_start);
         let json = match query {
-            AdminQuery::Metrics(format, names) => {
+            AdminQuery::Metrics(format, alias_names) => {
                 let text = crate::metrics::render_metrics(
                     &report,
                     &self.connection_counters,
                     format,
-                    names,
+                    alias_names,
                 );
                 return AdminResponse::Metrics(format, text);
             }
-            AdminQuery::Points(mut pages) => {
-                crate::metrics::visit_metrics(&report, &self.connection_counters, &mut *pages);
-                return AdminResponse::Points(pages);
+            AdminQuery::Points(mut requests) => {
+                crate::metrics::visit_metrics(&report, &self.connection_counters, &mut *requests);
+                return AdminResponse::Points(requests);
             }
             AdminQuery::Sidecar(workload) => {
                 return AdminResponse::Sidecar(self.sidecar_location(&workload));
@@ -205,10 +205,11 @@ impl Owner {
     }
 }
 
+/// True if two statuses differ at most in the age of the newest change.
 fn is_same_except_age(last: &Status, new: &Status) -> bool {
-    let mut last_with_new_age = last.clone();
-    if let (Some(last_with_new_age), Some(new)) = (&mut last_with_new_age.change, &new.change) {
-        last_with_new_age.age_ms = new.age_ms;
+    let mut expected = last.clone();
+    if let (Some(expected), Some(new)) = (&mut expected.change, &new.change) {
+        expected.age_ms = new.age_ms;
     }
-    last_with_new_age == *new
+    expected == *new
 }

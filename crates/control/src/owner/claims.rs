@@ -14,7 +14,7 @@ use crate::certify::{
 };
 use crate::publish::{ChangeCause, ConnectedProxy};
 
-/// The rejection of a stream.
+/// The rejection of a proxy's stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Rejection {
     pub(super) reason: String,
@@ -38,7 +38,7 @@ impl Owner {
         self.connected.record_change(
             &affected_set,
             &self.mesh,
-            ChangeCause::Revoked,
+            ChangeCause::RevocationsChanged,
             now.clock,
             now.clock,
         );
@@ -54,13 +54,13 @@ impl Owner {
             self.certifier.forget_workload(name);
             self.replaced.remove_workload(name);
         }
-        let Some(connection) = self.connected.of_workload(name) else {
+        let Some(connection) = self.connected.connection_of_workload(name) else {
             return;
         };
         let peer = self.connected.proxy_mut(connection).map(|proxy| proxy.peer.clone());
         if let Some(Err(rejection)) = peer.map(|peer| self.verify_claim(&peer, name)) {
             self.dismiss_proxy(connection, rejection.reason, now);
-            // It cannot return with the same identity: no grace period.
+            // The proxy cannot return with the same identity: it gets no grace period.
             self.presence.remove_workload(name);
             self.set_listeners(name, None, now);
         }
@@ -104,49 +104,51 @@ impl Owner {
         }
     }
 
-    /// Checks that a proxy may replace the connected one of its workload, if any; otherwise returns the reason.
+    /// Checks that a new proxy may replace the connected proxy of its workload, if any.
     ///
     /// A reconnecting proxy replaces its own stream, and a new process that of a proxy that disappeared
-    /// silently. If a displaced process reconnects, it was not gone: there are two proxies, and the first keeps
-    /// its place.
+    /// silently. If a displaced process reconnects, two proxies run for one workload: the first one is
+    /// protected from replacement for [`PROTECTION_TIME`].
     pub(super) fn check_replacement(
         &mut self,
-        joining: &mut ConnectedProxy,
+        joining_proxy: &mut ConnectedProxy,
         now: Instant,
     ) -> Result<(), Rejection> {
-        let connection = self.connected.of_workload(&joining.workload);
-        let Some(connected) =
+        let connection = self.connected.connection_of_workload(&joining_proxy.workload);
+        let Some(connected_proxy) =
             connection.and_then(|connection| self.connected.proxy_mut(connection))
         else {
             return Ok(());
         };
-        let is_other_process = connected.process != joining.process;
+        let is_other_process = connected_proxy.process != joining_proxy.process;
         if !is_other_process
-            || connected.process == 0
-            || joining.process == 0
-            || connected.is_closed()
+            || connected_proxy.process == 0
+            || joining_proxy.process == 0
+            || connected_proxy.is_closed()
         {
-            joining.kept_until = connected.kept_until.filter(|_| !is_other_process);
+            joining_proxy.kept_until = connected_proxy.kept_until.filter(|_| !is_other_process);
             return Ok(());
         }
-        if connected.kept_until.is_some_and(|until| now < until) {
-            let admin = connected.admin.map(|admin| format!(" with its admin endpoint at {admin}"));
+        if connected_proxy.kept_until.is_some_and(|until| now < until) {
+            let admin =
+                connected_proxy.admin.map(|admin| format!(" with its admin endpoint at {admin}"));
             let reason = format!(
                 "another proxy of workload {} is connected (process {}{}): a workload has one proxy, stop one \
                  of the two",
-                joining.workload,
-                connected.pid,
+                joining_proxy.workload,
+                connected_proxy.pid,
                 admin.unwrap_or_default()
             );
             return Err(reason.into());
         }
-        match connected.displaced {
-            Some((process, at))
-                if process == joining.process && now.duration_since(at) < MAX_RECONNECT =>
+        match connected_proxy.displaced {
+            Some((process, displaced_at))
+                if process == joining_proxy.process
+                    && now.duration_since(displaced_at) < MAX_RECONNECT_TIME =>
             {
-                joining.kept_until = Some(now + PLACE_KEPT_FOR);
+                joining_proxy.kept_until = Some(now + PROTECTION_TIME);
             }
-            _ => joining.displaced = Some((connected.process, now)),
+            _ => joining_proxy.displaced = Some((connected_proxy.process, now)),
         }
         Ok(())
     }
@@ -181,7 +183,8 @@ impl Owner {
         }
     }
 
-    /// Extends the stream of a proxy to the lifetime of the certificate that it got over this stream.
+    /// Processes a signed certificate. The stream of a proxy that renewed its certificate over it is extended
+    /// to the lifetime of the new certificate.
     pub(super) fn handle_signed(
         &mut self,
         certificate: &SignedCertificate,
@@ -207,9 +210,9 @@ impl Owner {
     }
 }
 
-/// The time in which a displaced proxy that still runs reconnects.
-const MAX_RECONNECT: Duration = Duration::from_secs(60);
+/// The maximum time after which a displaced proxy that still runs has reconnected.
+const MAX_RECONNECT_TIME: Duration = Duration::from_secs(60);
 
-/// The time for which the first of two proxies keeps its place after its last return; the second one retries
-/// every few seconds.
-const PLACE_KEPT_FOR: Duration = Duration::from_secs(600);
+/// The time for which the first of two proxies of a workload cannot be replaced after it reconnected; the
+/// second one retries every few seconds.
+const PROTECTION_TIME: Duration = Duration::from_secs(600);

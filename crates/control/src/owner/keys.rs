@@ -25,18 +25,20 @@ impl Owner {
         let jwks = match fetched {
             FetchOutcome::Changed(jwks) => Some(jwks),
             // The endpoint is in use again: its keys stay valid until the next fetch.
-            FetchOutcome::Dropped if self.mesh.key_sources().any(|active| *active == source) => {
+            FetchOutcome::EndpointUnused
+                if self.mesh.key_sources().any(|active| *active == source) =>
+            {
                 return;
             }
-            FetchOutcome::Dropped => None,
-            FetchOutcome::Same | FetchOutcome::Failed(_) => return,
+            FetchOutcome::EndpointUnused => None,
+            FetchOutcome::Unchanged | FetchOutcome::Failed(_) => return,
         };
         let affected_set = self.mesh.set_keys(&source, jwks);
         if !affected_set.is_empty() {
             self.connected.record_change(
                 &affected_set,
                 &self.mesh,
-                ChangeCause::Keys(source),
+                ChangeCause::KeysChanged(source),
                 now.clock,
                 now.clock,
             );

@@ -12,29 +12,29 @@ impl Owner {
     pub(super) fn apply_replica_report(
         &mut self,
         peer: ConnectionId,
-        connected_there: RegisteredSidecars,
-        gone: &[WorkloadName],
+        connected_sidecars: RegisteredSidecars,
+        disconnected_workloads: &[WorkloadName],
         now: EventTime,
     ) {
         self.peers.add_peer(peer);
-        for (workload, registration) in connected_there {
+        for (workload, registration) in connected_sidecars {
             let session = registration.session;
             self.peers.record_registration(peer, workload.clone(), registration);
-            if let Some(connection) = self.connected.of_workload(&workload) {
+            if let Some(connection) = self.connected.connection_of_workload(&workload) {
                 let own_session =
                     self.connected.proxy_mut(connection).map_or(0, |proxy| proxy.session);
                 if own_session >= session {
-                    // It has reconnected here since; the other control plane will detect that.
+                    // The sidecar has reconnected here since; the other control plane will receive that report.
                     continue;
                 }
-                // A stream can end unnoticed in many ways.
+                // The stream here is dead, although its end was not noticed.
                 let reason = "another control plane has a newer stream of this workload";
                 self.dismiss_proxy(connection, reason.to_owned(), now);
             } else {
                 self.apply_registration(&workload, now);
             }
         }
-        for workload in gone {
+        for workload in disconnected_workloads {
             self.peers.remove_sidecar(peer, workload);
             self.handle_stream_end(workload, peer, now);
         }
@@ -58,21 +58,21 @@ impl Owner {
     pub(super) fn handle_stream_end(
         &mut self,
         workload: &WorkloadName,
-        former: ConnectionId,
+        previous_connection: ConnectionId,
         now: EventTime,
     ) {
-        if self.connected.of_workload(workload).is_some() {
+        if self.connected.connection_of_workload(workload).is_some() {
             return;
         }
         if self.peers.newest_registration(workload).is_some() {
             self.apply_registration(workload, now);
         } else {
             let until = now.clock + self.times.grace;
-            self.presence.mark_missing(workload, former, until);
+            self.presence.mark_missing(workload, previous_connection, until);
         }
     }
 
-    /// Publishes the sidecars connected here to other control planes, if any follows.
+    /// Publishes the sidecars connected here to the other control planes, if any is connected.
     pub(super) fn publish_to_peers(&self) {
         if self.outputs.local_sidecars.receiver_count() == 0 {
             return;

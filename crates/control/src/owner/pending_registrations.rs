@@ -9,34 +9,34 @@ use super::{EventTime, Owner};
 use crate::certify::{CertificateHolder, CertifyError, ReviewResult};
 use crate::review::TokenSubject;
 
-/// A pending join: no registry has reported the workload as its token describes it, since a new pod may join
+/// A pending join: no registry has reported the workload as its token describes it. A new pod may join
 /// before its registry reports it.
 #[derive(Debug)]
 pub(crate) struct PendingRegistration {
     joining: PendingJoin,
     subject: TokenSubject,
     evidence: TokenEvidence,
-    until: Instant,
+    deadline: Instant,
 }
 
 /// The evidence for the subject of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TokenEvidence {
     /// The text of the token, unverified: the token is reviewed once its workload is known.
-    Text,
+    UnverifiedText,
     /// A completed review.
-    Review,
+    CompletedReview,
 }
 
 impl Owner {
     pub(super) fn join(&mut self, joining: PendingJoin, now: EventTime) {
         let Some(reviewer) = self.certifier.reviewer_of(&joining.token) else {
-            let target = self.mesh.workload(&joining.workload);
+            let holder = self.mesh.workload(&joining.workload);
             // A revoked workload gets the same response as an unknown one.
-            let target = target
+            let holder = holder
                 .filter(|workload| !self.mesh.is_revoked(workload))
                 .map(CertificateHolder::from_workload);
-            self.certifier.join(joining, target, now.wall);
+            self.certifier.join(joining, holder, now.wall);
             return;
         };
         let subject = match reviewer.claimed_subject(&joining.token, now.wall) {
@@ -48,7 +48,9 @@ impl Owner {
         }
         match subject {
             None => self.certifier.start_review(joining, now.clock),
-            Some(subject) => self.handle_joining(joining, subject, TokenEvidence::Text, now),
+            Some(subject) => {
+                self.handle_joining(joining, subject, TokenEvidence::UnverifiedText, now)
+            }
         }
     }
 
@@ -57,7 +59,9 @@ impl Owner {
         let ReviewResult { joining, subject } = reviewed;
         match subject {
             Err(error) => self.reject_join(joining, error.into()),
-            Ok(subject) => self.handle_joining(joining, subject, TokenEvidence::Review, now),
+            Ok(subject) => {
+                self.handle_joining(joining, subject, TokenEvidence::CompletedReview, now)
+            }
         }
     }
 
@@ -73,9 +77,9 @@ impl Owner {
             let error = CertifyError::OtherSubject { claimed, subject };
             return self.reject_join(joining, error);
         }
-        let until = now.clock + self.times.joining;
+        let deadline = now.clock + self.times.joining;
         let still_waiting =
-            self.decide_join(PendingRegistration { joining, subject, evidence, until }, now);
+            self.decide_join(PendingRegistration { joining, subject, evidence, deadline }, now);
         let Some((pending, mismatch)) = still_waiting else { return };
         match self.has_room(&pending) {
             true => self.pending_registrations.push(pending),
@@ -83,7 +87,7 @@ impl Owner {
         }
     }
 
-    /// Checks again if the workloads of pending joins are known by now.
+    /// Decides pending joins again, after new reports of workloads or at a deadline.
     pub(super) fn retry_pending_joins(&mut self, now: EventTime) {
         for pending in std::mem::take(&mut self.pending_registrations) {
             if pending.joining.reply.is_closed() {
@@ -96,7 +100,7 @@ impl Owner {
 
     /// Returns the time at which the first pending join times out.
     pub(super) fn join_deadline(&self) -> Option<Instant> {
-        self.pending_registrations.iter().map(|pending| pending.until).min()
+        self.pending_registrations.iter().map(|pending| pending.deadline).min()
     }
 
     /// Accepts or rejects a join; returns one that may still wait for its workload, with the mismatch.
@@ -107,26 +111,27 @@ impl Owner {
     ) -> Option<(PendingRegistration, CertifyError)> {
         let workload = self.mesh.workload(&pending.subject.workload);
         match check_subject(&pending.subject, workload) {
-            Ok(target) => self.accept_join(pending, target, now),
-            Err(mismatch) if now.clock < pending.until => return Some((pending, mismatch)),
+            Ok(holder) => self.continue_join(pending, holder, now),
+            Err(mismatch) if now.clock < pending.deadline => return Some((pending, mismatch)),
             Err(mismatch) => self.reject_join(pending.joining, mismatch),
         }
         None
     }
 
-    /// Accepts a join: its workload is known as the token describes it.
-    fn accept_join(
+    /// Continues a join whose workload is known as its token describes it: with a review of the token, or with
+    /// the signature after the review.
+    fn continue_join(
         &mut self,
         pending: PendingRegistration,
-        target: CertificateHolder,
+        holder: CertificateHolder,
         now: EventTime,
     ) {
         let PendingRegistration { joining, evidence, .. } = pending;
         match evidence {
-            TokenEvidence::Text => self.certifier.start_review(joining, now.clock),
-            TokenEvidence::Review => match self.revocation_error(&target) {
+            TokenEvidence::UnverifiedText => self.certifier.start_review(joining, now.clock),
+            TokenEvidence::CompletedReview => match self.revocation_error(&holder) {
                 Some(error) => self.reject_join(joining, error),
-                None => self.certifier.sign_first_certificate(joining, target, now.wall),
+                None => self.certifier.sign_first_certificate(joining, holder, now.wall),
             },
         }
     }
@@ -137,8 +142,8 @@ impl Owner {
     }
 
     /// Returns the reason why an existing workload gets no certificate.
-    fn revocation_error(&self, target: &CertificateHolder) -> Option<CertifyError> {
-        let workload = self.mesh.workload(&target.name)?;
+    fn revocation_error(&self, holder: &CertificateHolder) -> Option<CertifyError> {
+        let workload = self.mesh.workload(&holder.name)?;
         if self.mesh.config().revoked.contains(&workload.account) {
             return Some(CertifyError::Revoked(workload.account.clone()));
         }
@@ -152,14 +157,16 @@ impl Owner {
             return false;
         }
         let source = ConnectionSource::from(pending.joining.source);
-        let unverified = || {
-            self.pending_registrations.iter().filter(|other| other.evidence == TokenEvidence::Text)
+        let unverified_joins = || {
+            self.pending_registrations
+                .iter()
+                .filter(|other| other.evidence == TokenEvidence::UnverifiedText)
         };
-        let same_source =
-            unverified().filter(|other| ConnectionSource::from(other.joining.source) == source);
-        pending.evidence == TokenEvidence::Review
-            || (same_source.count() < UNVERIFIED_JOINS_PER_SOURCE
-                && unverified().count() < MAX_UNVERIFIED_JOINS)
+        let same_source = unverified_joins()
+            .filter(|other| ConnectionSource::from(other.joining.source) == source);
+        pending.evidence == TokenEvidence::CompletedReview
+            || (same_source.count() < MAX_UNVERIFIED_JOINS_PER_SOURCE
+                && unverified_joins().count() < MAX_UNVERIFIED_JOINS)
     }
 }
 
@@ -191,4 +198,4 @@ const MAX_UNVERIFIED_JOINS: usize = 1024;
 
 /// Maximum pending joins with tokens that are not reviewed yet, per source: pods of a node may share its
 /// address.
-const UNVERIFIED_JOINS_PER_SOURCE: usize = 32;
+const MAX_UNVERIFIED_JOINS_PER_SOURCE: usize = 32;

@@ -43,23 +43,23 @@ impl Owner {
             tracing::debug!(%workload, %connection, "the connection has already ended");
             return EventHandling::Handled;
         };
-        let line = self.logs.permit_line(peer_identity(&peer), now.clock.into_std());
-        let suppressed = line.and_then(|line| line.suppressed);
+        let log_line = self.logs.permit_line(peer_identity(&peer), now.clock.into_std());
+        let suppressed = log_line.and_then(|log_line| log_line.suppressed);
         if let Some(existing) = self.mesh.workload(&workload) {
             self.certifier.read_registration(existing);
         }
         let claim = self.verify_claim(&peer, &workload);
         let mut proxy = ConnectedProxy::new(connected, peer.clone(), now.clock);
-        proxy.session = proxy.session.min(session_max(now.wall));
-        let is_own =
-            |page| connection_addresses.is_own_address(page, self.mesh.workload(&workload));
-        if proxy.admin.is_some_and(|page| !is_own(page)) {
+        proxy.session = proxy.session.min(highest_session(now.wall));
+        let is_own_address =
+            |admin| connection_addresses.is_own_address(admin, self.mesh.workload(&workload));
+        if proxy.admin.is_some_and(|admin| !is_own_address(admin)) {
             proxy.reported_admin = proxy.admin.take();
         }
         if let Err(rejection) = claim.and_then(|()| self.check_replacement(&mut proxy, now.clock)) {
             self.record_stream_rejection(&workload, &rejection, now.clock);
             let reason = rejection.reason;
-            if line.is_some() {
+            if log_line.is_some() {
                 tracing::warn!(%workload, %reason, suppressed, "proxy rejected");
             }
             proxy.end_connection(reason);
@@ -67,7 +67,7 @@ impl Owner {
         }
         self.pending_connections.mark_authenticated(connection);
         self.replaced.remove_workload(&workload);
-        if line.is_some() {
+        if log_line.is_some() {
             tracing::info!(%workload, %connection, suppressed, "proxy connected");
         }
         if let Some(replaced) = self.connected.add_proxy(connection, proxy, now.clock) {
@@ -87,9 +87,12 @@ impl Owner {
         };
         self.certifier.record_certificate(certificate);
         self.presence.mark_connected(&workload, connection);
-        // A reconnected proxy without its ports yet withdraws nothing: the known addresses stay until it
-        // reports its own, or for the grace period.
-        let has_ports = self.mesh.workload(&workload).is_some_and(|found| !found.ports.is_empty());
+        // The first report of a reconnected proxy may have no listeners yet: the previous addresses stay until
+        // it reports new ones, or for the grace period.
+        let has_ports = self
+            .mesh
+            .workload(&workload)
+            .is_some_and(|workload_object| !workload_object.ports.is_empty());
         if listeners.is_empty() && has_ports {
             if self.mesh.sidecar_listeners(&workload).is_some() {
                 let until = now.clock + self.times.grace;
@@ -148,7 +151,7 @@ impl Owner {
 
 /// The highest session number of a stream that connects now: proxies number their streams by time. A proxy with
 /// a higher one would block later streams of its workload at other control planes.
-fn session_max(now: SystemTime) -> u64 {
+fn highest_session(now: SystemTime) -> u64 {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }

@@ -10,7 +10,7 @@ use super::Owner;
 use crate::publish::GracePeriod;
 
 impl Owner {
-    /// Publishes the facts while there is a receiver.
+    /// Publishes the facts about sidecars, if a receiver exists.
     pub(super) fn publish_sidecar_facts(&self) {
         if self.outputs.sidecar_facts.receiver_count() == 0 {
             return;
@@ -50,9 +50,10 @@ impl Owner {
         rejected
     }
 
-    /// A sidecar that has just lost its connection is not listed: it may be moving to another control plane.
+    /// Returns the ready workloads without a connected sidecar; `None` during the startup grace period. A
+    /// sidecar that has just lost its connection is not listed: it may be moving to another control plane.
     fn sidecar_connections(&self) -> Option<SidecarConnections> {
-        if self.startup_grace.grace_state() == GracePeriod::Yes {
+        if self.startup_grace.grace_state() == GracePeriod::Active {
             return None;
         }
         let is_connected = |name| {

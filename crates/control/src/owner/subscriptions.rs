@@ -21,8 +21,8 @@ pub(super) fn initial_subscriptions(hello: &Hello) -> SubscriptionChange {
 }
 
 impl Owner {
-    /// Applies a proxy's subscription change, and responds: even without services, since the proxy
-    /// configuration is a response too.
+    /// Applies a proxy's subscription change, and responds. A change without services gets a response too: it
+    /// contains the proxy configuration.
     pub(super) fn change_subscriptions(
         &mut self,
         connection: ConnectionId,
@@ -34,15 +34,15 @@ impl Owner {
         };
         let SubscriptionChange { added, removed, over_limit } = change;
         let limit = self.limits.subscriptions;
-        let is_large = added.len() > MAX_UNSLICED;
+        let is_large = added.len() > MAX_UNSLICED_SUBSCRIPTIONS;
         let ConnectedProxy { subscriptions, addresses, names, .. } = proxy;
         remove_all(subscriptions, &removed.services);
         remove_all(addresses, &removed.addresses);
         remove_all(names, &removed.names);
         let within_limits = [
-            add_within(subscriptions, added.services, limit),
-            add_within(addresses, added.addresses, MAX_ADDRESSES),
-            add_within(names, added.names, MAX_NAMES),
+            add_within_limit(subscriptions, added.services, limit),
+            add_within_limit(addresses, added.addresses, MAX_ADDRESSES),
+            add_within_limit(names, added.names, MAX_NAMES),
         ];
         if (over_limit > 0 || within_limits.contains(&false))
             && let Some(line) =
@@ -60,8 +60,8 @@ impl Owner {
     /// Continues the response to a proxy with many new subscriptions, by a bounded amount of work.
     pub(super) fn continue_response(&mut self, connection: ConnectionId) -> EventHandling {
         match self.connected.prepare_config(connection, &self.mesh) {
-            SliceProgress::More => EventHandling::InSlices(connection),
-            SliceProgress::Done => self.respond(connection),
+            SliceProgress::Incomplete => EventHandling::InSlices(connection),
+            SliceProgress::Complete => self.respond(connection),
         }
     }
 
@@ -79,8 +79,12 @@ fn remove_all<T: Ord>(subscribed: &mut BTreeSet<T>, removed: &BTreeSet<T>) {
     }
 }
 
-/// Adds subscriptions, within the limit.
-fn add_within<T: Ord>(subscribed: &mut BTreeSet<T>, added: BTreeSet<T>, limit: usize) -> bool {
+/// Adds subscriptions up to the limit; false if the limit was reached and some were not added.
+fn add_within_limit<T: Ord>(
+    subscribed: &mut BTreeSet<T>,
+    added: BTreeSet<T>,
+    limit: usize,
+) -> bool {
     for item in added {
         if subscribed.len() >= limit {
             return false;
@@ -90,5 +94,5 @@ fn add_within<T: Ord>(subscribed: &mut BTreeSet<T>, added: BTreeSet<T>, limit: u
     true
 }
 
-/// A proxy that adds more subscriptions than this is served in slices.
-const MAX_UNSLICED: usize = 128;
+/// Maximum added subscriptions for which a response is compiled at once; for more, it is compiled in slices.
+const MAX_UNSLICED_SUBSCRIPTIONS: usize = 128;

@@ -12,23 +12,23 @@ use tokio::time::Instant;
 
 use crate::admin::{AdminQueries, parse_query, query_owner, stopping_response};
 use crate::data_directory::DataDirectory;
-use crate::findings::{FindingInputs, NotUnderstood, collect_findings};
+use crate::findings::{FindingInputs, UnparsableResponse, collect_findings};
 use crate::http_server::typed_response;
 use crate::owner::AdminResponse;
 use crate::query_share::QueryShare;
 
-/// The latest findings.
+/// The latest findings as JSON, with the time at which they were collected.
 #[derive(Debug)]
 pub(super) struct FindingsCache {
     directory: Arc<DataDirectory>,
     latest: Mutex<Option<(Instant, Bytes)>>,
 }
 
-/// The control plane is shutting down.
+/// The findings cannot be collected, in general because the control plane is shutting down.
 struct ShuttingDown;
 
-impl From<NotUnderstood> for ShuttingDown {
-    fn from(error: NotUnderstood) -> Self {
+impl From<UnparsableResponse> for ShuttingDown {
+    fn from(error: UnparsableResponse) -> Self {
         tracing::error!(%error, "the findings of the mesh cannot be collected");
         Self
     }
@@ -46,7 +46,7 @@ impl FindingsCache {
         query_share: &QueryShare,
     ) -> Response<Full<Bytes>> {
         let mut latest = self.latest.lock().await;
-        let cached = latest.as_ref().filter(|(at, _)| at.elapsed() < FRESH_FOR);
+        let cached = latest.as_ref().filter(|(at, _)| at.elapsed() < CACHE_LIFETIME);
         if let Some((_, findings)) = cached {
             return typed_response(StatusCode::OK, "application/json", findings.clone());
         }
@@ -94,4 +94,4 @@ impl FindingsCache {
 }
 
 /// The cache lifetime: findings change within seconds at most, and a page requests them every two seconds.
-const FRESH_FOR: Duration = Duration::from_secs(1);
+const CACHE_LIFETIME: Duration = Duration::from_secs(1);

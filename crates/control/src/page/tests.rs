@@ -120,7 +120,7 @@ async fn send_request(address: SocketAddr, request: &str) -> String {
 }
 
 #[tokio::test]
-async fn it_serves_its_files_and_only_reads() {
+async fn the_page_serves_its_files_and_is_read_only() {
     let data = tempfile::tempdir().unwrap();
     let page = Page::open("127.0.0.1:0".parse().unwrap(), data.path()).await.unwrap();
     let address = page.address();
@@ -222,7 +222,7 @@ async fn live_requests_need_their_token(address: SocketAddr, live_url: &str) {
 /// An explanation compiles the whole mesh: a client that disconnects and reconnects may not have more than one
 /// running.
 #[tokio::test]
-async fn a_disconnected_client_still_occupies_its_explanation() {
+async fn an_explanation_continues_after_its_client_has_disconnected() {
     let (queries, mut queries_receiver) =
         mpsc::channel::<(_, tokio::sync::oneshot::Sender<AdminResponse>)>(1);
     let (started, mut starts) = mpsc::channel(1);
@@ -260,7 +260,7 @@ async fn a_disconnected_client_still_occupies_its_explanation() {
 }
 
 #[tokio::test]
-async fn it_keeps_its_address_over_a_restart_unless_another_uses_it() {
+async fn the_page_keeps_its_address_over_a_restart_unless_it_is_in_use() {
     let data = tempfile::tempdir().unwrap();
     let any = "127.0.0.1:0".parse().unwrap();
     let first = Page::open(any, data.path()).await.unwrap().address();
@@ -274,7 +274,7 @@ async fn it_keeps_its_address_over_a_restart_unless_another_uses_it() {
 
 /// A scraper has the token of the last run. A file with access for other users is not trusted.
 #[tokio::test]
-async fn beyond_loopback_it_keeps_its_token_over_a_restart() {
+async fn the_page_keeps_its_token_over_a_restart_beyond_loopback() {
     let data = tempfile::tempdir().unwrap();
     let open = || async {
         let page = Page::open("0.0.0.0:0".parse().unwrap(), data.path()).await;

@@ -11,19 +11,19 @@ use tokio::time::Instant;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ChangeCause {
     /// One object was written or removed.
-    Object(ObjectKey, ObjectEdit),
+    ObjectChanged(ObjectKey, ObjectEdit),
     /// Several objects at once: their number, and the first of them.
-    Objects(usize, ObjectKey, ObjectEdit),
+    ObjectsChanged(usize, ObjectKey, ObjectEdit),
     /// The sidecar of this workload reported its listeners, or changed them.
     ListenersChanged(WorkloadName),
     /// The keys of this JWKS endpoint changed.
-    Keys(KeySource),
+    KeysChanged(KeySource),
     /// The signing authority or the roots changed.
-    Authority,
+    AuthorityChanged,
     /// Workloads were revoked by `leno revoke`, or reinstated.
-    Revoked,
+    RevocationsChanged,
     /// The sidecar of this workload disconnected, or withdrew its listeners.
-    Gone(WorkloadName),
+    ListenersWithdrawn(WorkloadName),
 }
 
 /// An edit of an object, in a file or in the API server.
@@ -56,21 +56,21 @@ impl fmt::Display for ObjectEdit {
 impl fmt::Display for ChangeCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Object(key, edit) => write!(f, "{key} {edit}"),
-            Self::Objects(count, first, edit) => match count.saturating_sub(1) {
-                0 => write!(f, "{first} {edit}"),
-                1 => write!(f, "{first} {edit}, and 1 other object with it"),
-                others => {
-                    write!(f, "{first} {edit}, and {others} other objects with it")
+            Self::ObjectChanged(key, edit) => write!(f, "{key} {edit}"),
+            Self::ObjectsChanged(count, first_object, edit) => match count.saturating_sub(1) {
+                0 => write!(f, "{first_object} {edit}"),
+                1 => write!(f, "{first_object} {edit}, and 1 other object with it"),
+                other_count => {
+                    write!(f, "{first_object} {edit}, and {other_count} other objects with it")
                 }
             },
             Self::ListenersChanged(workload) => {
                 write!(f, "the sidecar of {workload} reported its listeners")
             }
-            Self::Keys(source) => write!(f, "the keys of an issuer changed at {source}"),
-            Self::Authority => f.write_str("the authority, or its trust roots, changed"),
-            Self::Revoked => f.write_str("workloads were revoked or reinstated"),
-            Self::Gone(workload) => {
+            Self::KeysChanged(source) => write!(f, "the keys of an issuer changed at {source}"),
+            Self::AuthorityChanged => f.write_str("the authority, or its trust roots, changed"),
+            Self::RevocationsChanged => f.write_str("workloads were revoked or reinstated"),
+            Self::ListenersWithdrawn(workload) => {
                 write!(f, "the sidecar of {workload} disconnected or closed its listeners")
             }
         }
@@ -82,13 +82,13 @@ impl fmt::Display for ChangeCause {
 pub(crate) struct RecordedChange {
     pub(crate) id: ChangeId,
     pub(crate) cause: ChangeCause,
-    /// The time at which its source noticed it: for files, the first file system event.
+    /// The time at which the source of the change noticed it: for files, the first file system event.
     pub(crate) noticed: Instant,
-    /// The time at which the mesh owner processed it.
-    pub(crate) seen: Instant,
+    /// The time at which the mesh owner processed the change.
+    pub(crate) processed_at: Instant,
 }
 
-/// Recent changes.
+/// The most recent changes, oldest first; at most [`MAX_CHANGES`].
 #[derive(Debug, Default)]
 pub(crate) struct ChangeLog {
     changes: VecDeque<RecordedChange>,
@@ -104,7 +104,7 @@ impl ChangeLog {
     }
 
     /// Returns a change by its number.
-    pub(crate) fn find(&self, id: ChangeId) -> Option<&RecordedChange> {
+    pub(crate) fn find_change(&self, id: ChangeId) -> Option<&RecordedChange> {
         let index =
             self.changes.binary_search_by(|recorded_change| recorded_change.id.cmp(&id)).ok()?;
         self.changes.get(index)
@@ -118,9 +118,10 @@ impl ChangeLog {
     /// Returns the number of recorded changes after one and up to another: a push contains the changes since
     /// the previous push.
     pub(crate) fn count_between(&self, after: ChangeId, until: ChangeId) -> usize {
-        let first = self.changes.partition_point(|recorded_change| recorded_change.id <= after);
-        let end = self.changes.partition_point(|recorded_change| recorded_change.id <= until);
-        end.saturating_sub(first)
+        let start_index =
+            self.changes.partition_point(|recorded_change| recorded_change.id <= after);
+        let end_index = self.changes.partition_point(|recorded_change| recorded_change.id <= until);
+        end_index.saturating_sub(start_index)
     }
 }
 
@@ -134,30 +135,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_changes_are_forgotten_and_the_others_found() {
+    fn the_log_evicts_the_oldest_changes_and_finds_the_others_by_number() {
         let mut change_log = ChangeLog::default();
         let start = Instant::now();
         let workload: WorkloadName = "shop/cart-1".parse().unwrap();
         for id in 0..MAX_CHANGES as u64 + 10 {
             // Numbers have gaps: responses to subscriptions use some.
-            let seen = start + Duration::from_millis(id);
+            let processed_at = start + Duration::from_millis(id);
             let cause = ChangeCause::ListenersChanged(workload.clone());
             change_log.record_change(RecordedChange {
                 id: ChangeId(3 * id),
                 cause,
                 noticed: start,
-                seen,
+                processed_at,
             });
         }
-        assert_eq!(change_log.find(ChangeId(27)), None, "evicted");
-        assert_eq!(change_log.find(ChangeId(31)), None, "no change has this number");
-        let change = change_log.find(ChangeId(30)).unwrap();
+        assert_eq!(change_log.find_change(ChangeId(27)), None, "evicted");
+        assert_eq!(change_log.find_change(ChangeId(31)), None, "no change has this number");
+        let change = change_log.find_change(ChangeId(30)).unwrap();
         let key = || ObjectKey::MeshConfig;
         for (cause, text) in [
-            (ChangeCause::Object(key(), ObjectEdit::Removed), "MeshConfig was removed"),
-            (ChangeCause::Object(key(), ObjectEdit::Written), "MeshConfig is new or changed"),
+            (ChangeCause::ObjectChanged(key(), ObjectEdit::Removed), "MeshConfig was removed"),
             (
-                ChangeCause::Objects(2, key(), ObjectEdit::Removed),
+                ChangeCause::ObjectChanged(key(), ObjectEdit::Written),
+                "MeshConfig is new or changed",
+            ),
+            (
+                ChangeCause::ObjectsChanged(2, key(), ObjectEdit::Removed),
                 "MeshConfig was removed, and 1 other object with it",
             ),
         ] {

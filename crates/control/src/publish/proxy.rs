@@ -16,11 +16,11 @@ use tokio::time::Instant;
 
 use crate::compile::CompiledConfig;
 
-/// One connected proxy.
+/// The state of a connected proxy.
 #[derive(Debug)]
 pub(crate) struct ConnectedProxy {
     pub(crate) workload: WorkloadName,
-    /// Its identity, by its certificate.
+    /// The identity in its certificate.
     pub(crate) peer: VerifiedPeer,
     pub(crate) subscriptions: BTreeSet<ServiceName>,
     /// The addresses that it queried.
@@ -35,33 +35,33 @@ pub(crate) struct ConnectedProxy {
     pub(crate) reported_admin: Option<SocketAddr>,
     pub(crate) pid: u32,
     pub(crate) version: String,
-    /// The number of its stream among all streams of its workload.
+    /// The number of the stream: the newest stream of a workload has the highest.
     pub(crate) session: u64,
-    /// The number of its process; 0 if not reported.
+    /// A number that identifies the process of the proxy; 0 if not reported.
     pub(crate) process: u64,
-    /// The process of the proxy that it displaced, and the time.
+    /// The process number of the proxy that this one replaced, and the time.
     pub(crate) displaced: Option<(u64, Instant)>,
-    /// The time until which other processes cannot take its place: two were connected at once.
+    /// The time until which other processes cannot replace this proxy, after two of a workload were connected.
     pub(crate) kept_until: Option<Instant>,
-    /// The CA generation of its certificate.
+    /// The CA generation that signed its certificate.
     pub(crate) ca_generation: u64,
     /// The cost of its last compiled configuration, in budget units.
     pub(crate) config_units: u64,
     /// The configuration that was sent last.
     pub(crate) pushed: Option<ConfigUpdate>,
-    /// Endpoints that it keeps if it has them, since their sidecars have not reported yet.
+    /// Endpoints that the proxy keeps if it has them, since their sidecars have not reported yet.
     unknown_endpoints: UnknownEndpoints,
-    /// The newest change up to which it has applied everything.
+    /// The newest change that the proxy has applied, together with all earlier ones.
     pub(crate) applied: Option<ChangeId>,
-    /// The time of its last acknowledgment.
+    /// The time of the last acknowledgment.
     pub(crate) applied_at: Option<Instant>,
-    /// Bytes sent since it last had applied everything.
+    /// Bytes of acknowledged deltas since the proxy was last in sync.
     pub(crate) unsettled_bytes: u64,
-    /// The number of resources held back after it rejected them.
+    /// The number of resources that are held back, since the proxy rejected them.
     pub(crate) rejected: usize,
-    /// Its last rejections, newest last.
+    /// The last rejections, newest last.
     pub(crate) rejections: VecDeque<ResourceRejection>,
-    /// Its reported state, for operators.
+    /// The reported state, for operators.
     pub(crate) report: ProxyReport,
     responses: watch::Sender<OwnerResponse>,
 }
@@ -99,7 +99,7 @@ impl ConnectedProxy {
         }
     }
 
-    /// Sends it a configuration and the endpoints in an unknown state, unless both equal the last ones sent.
+    /// Sends the proxy a configuration and the unknown endpoints, unless both equal the last ones sent.
     pub(crate) fn send_if_changed(
         &mut self,
         compiled_config: CompiledConfig,
@@ -107,15 +107,15 @@ impl ConnectedProxy {
         change: ChangeId,
     ) -> PushOutcome {
         let CompiledConfig { mut snapshot, absent } = compiled_config;
-        if let Some(last) = &self.pushed {
-            if last.snapshot == snapshot
-                && last.absent == absent
+        if let Some(last_update) = &self.pushed {
+            if last_update.snapshot == snapshot
+                && last_update.absent == absent
                 && self.unknown_endpoints == unknown_endpoints
             {
-                return PushOutcome::Same;
+                return PushOutcome::Unchanged;
             }
-            if last.snapshot.config == snapshot.config {
-                Arc::make_mut(&mut snapshot).config = Arc::clone(&last.snapshot.config);
+            if last_update.snapshot.config == snapshot.config {
+                Arc::make_mut(&mut snapshot).config = Arc::clone(&last_update.snapshot.config);
             }
         }
         let update = ConfigUpdate { snapshot, absent, change };
@@ -125,10 +125,10 @@ impl ConnectedProxy {
             true => OwnerResponse::Config(update),
             false => OwnerResponse::PartialConfig(update, unknown_endpoints),
         });
-        PushOutcome::New
+        PushOutcome::Sent
     }
 
-    /// Records that it applied everything up to `change`, except the resources that it rejected.
+    /// Records that the proxy applied all updates up to `change`, except the resources that it rejected.
     pub(crate) fn record_applied(&mut self, change: ChangeId, rejected: usize, now: Instant) {
         self.applied = Some(change);
         self.applied_at = Some(now);
@@ -145,18 +145,18 @@ impl ConnectedProxy {
         }
     }
 
-    /// True if it has not yet applied the last update (out of sync).
+    /// True if the proxy has not yet applied the last update (out of sync).
     pub(crate) fn is_behind(&self) -> bool {
         let pushed = self.pushed.as_ref().map(|update| update.change);
         pushed.is_some() && self.applied < pushed
     }
 
-    /// Ends the connection with this reason.
+    /// Ends the stream; the proxy receives the reason.
     pub(crate) fn end_connection(self, reason: String) {
         self.responses.send_replace(OwnerResponse::Goodbye(reason));
     }
 
-    /// True if the task of its stream has ended.
+    /// True if the task of the stream has ended.
     pub(crate) fn is_closed(&self) -> bool {
         self.responses.is_closed()
     }
@@ -166,9 +166,9 @@ impl ConnectedProxy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PushOutcome {
     /// An update was sent.
-    New,
-    /// The proxy has it already.
-    Same,
+    Sent,
+    /// The proxy already has this configuration; no update was sent.
+    Unchanged,
 }
 
 /// Maximum rejections kept per proxy.

@@ -11,43 +11,43 @@ use tokio::time::Instant;
 #[derive(Debug, Clone)]
 pub(crate) struct ConfigPush {
     /// The newest change before this push.
-    pub(crate) after: ChangeId,
+    pub(crate) previous_change: ChangeId,
     /// The newest change of this push.
     pub(crate) change: ChangeId,
-    pub(crate) sent: Instant,
-    /// Proxies that may be affected, and those that received an update.
+    pub(crate) sent_at: Instant,
+    /// The number of proxies that the changes may affect, and the number of those that received an update.
     pub(crate) affected_proxies: usize,
     pub(crate) recipients: usize,
-    /// Bytes of the updates that were applied.
+    /// The number of bytes of the updates that were applied.
     pub(crate) bytes: u64,
     pub(crate) rejected: u64,
     /// Proxies that have not applied the update yet.
-    pub(crate) waiting: BTreeSet<ConnectionId>,
+    pub(crate) waiting_proxies: BTreeSet<ConnectionId>,
     /// The time of the last acknowledgment so far.
     pub(crate) last_applied: Option<Instant>,
-    /// The time at which each of its changes was seen.
-    seen: Vec<Instant>,
+    /// The times at which the changes of the push were processed.
+    change_times: Vec<Instant>,
 }
 
 /// The proxies of a push, when it is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SentPush {
-    pub(crate) at: Instant,
+    pub(crate) sent_at: Instant,
     pub(crate) affected_proxies: usize,
     pub(crate) recipients: usize,
-    pub(crate) waiting: BTreeSet<ConnectionId>,
+    pub(crate) waiting_proxies: BTreeSet<ConnectionId>,
 }
 
-/// The progress of the newest change.
+/// The progress of the push with the newest change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PushProgress {
     pub(crate) change: ChangeId,
-    pub(crate) seen: Instant,
-    /// Affected proxies, and those of them that have applied it.
+    pub(crate) processed_at: Instant,
+    /// The number of proxies that received an update, and the number of those that have applied it.
     pub(crate) affected_proxies: usize,
     pub(crate) applied: usize,
-    /// The time until all had applied it; `None` while some have not.
-    pub(crate) converged: Option<Duration>,
+    /// The time from the change until all proxies had applied it; `None` while some have not.
+    pub(crate) convergence_time: Option<Duration>,
 }
 
 /// Recent pushes, including those in progress, and convergence times.
@@ -62,67 +62,73 @@ pub(crate) struct ConfigPushes {
 }
 
 impl ConfigPushes {
-    /// Starts a push of the changes seen at `seen`, up to `change`.
-    pub(crate) fn begin_push(&mut self, change: ChangeId, seen: Vec<Instant>, sent: SentPush) {
-        let Some(last) = seen.last().copied() else {
+    /// Records a sent push of the changes that were processed at `change_times`, up to `change`.
+    pub(crate) fn begin_push(
+        &mut self,
+        change: ChangeId,
+        change_times: Vec<Instant>,
+        sent_push: SentPush,
+    ) {
+        let Some(last) = change_times.last().copied() else {
             return;
         };
-        let SentPush { at, affected_proxies, recipients, waiting } = sent;
+        let SentPush { sent_at, affected_proxies, recipients, waiting_proxies } = sent_push;
         self.latest = Some(PushProgress {
             change,
-            seen: last,
-            affected_proxies: waiting.len(),
+            processed_at: last,
+            affected_proxies: waiting_proxies.len(),
             applied: 0,
-            converged: waiting.is_empty().then_some(Duration::ZERO),
+            convergence_time: waiting_proxies.is_empty().then_some(Duration::ZERO),
         });
-        let after = std::mem::replace(&mut self.newest, change);
-        self.unacknowledged += usize::from(!waiting.is_empty());
+        let previous_change = std::mem::replace(&mut self.newest, change);
+        self.unacknowledged += usize::from(!waiting_proxies.is_empty());
         self.recent.push_back(ConfigPush {
-            after,
+            previous_change,
             change,
-            sent: at,
+            sent_at,
             affected_proxies,
             recipients,
             bytes: 0,
             rejected: 0,
-            waiting,
+            waiting_proxies,
             last_applied: None,
-            seen,
+            change_times,
         });
         while self.unacknowledged > MAX_OPEN_PUSHES || self.recent.len() > MAX_PUSHES {
-            // Some proxy does not acknowledge; its own status shows that.
+            // The status of the proxies that do not acknowledge reports that.
             let Some(oldest) = self.recent.pop_front() else { break };
-            self.unacknowledged -= usize::from(!oldest.waiting.is_empty());
+            self.unacknowledged -= usize::from(!oldest.waiting_proxies.is_empty());
         }
     }
 
-    /// Handles an acknowledgment of all updates, with their bytes, or a disconnect.
+    /// Removes a connection from the waiting proxies of all pushes: it has acknowledged all updates, with this
+    /// number of bytes, or has ended.
     pub(crate) fn settle_connection(&mut self, connection: ConnectionId, bytes: u64, now: Instant) {
         if self.unacknowledged == 0 {
             return;
         }
         let mut bytes = bytes;
-        // The newest push first: an acknowledgment of several counts its bytes there.
+        // The newest push first: the bytes of an acknowledgment of several pushes count there.
         for push in self.recent.iter_mut().rev() {
-            if !push.waiting.remove(&connection) {
+            if !push.waiting_proxies.remove(&connection) {
                 continue;
             }
             push.bytes += std::mem::take(&mut bytes);
             push.last_applied = Some(now);
-            let is_complete = push.waiting.is_empty();
+            let is_complete = push.waiting_proxies.is_empty();
             if is_complete {
                 self.unacknowledged -= 1;
-                for seen in &push.seen {
-                    self.convergence.record(now.duration_since(*seen));
+                for change_time in &push.change_times {
+                    self.convergence.record(now.duration_since(*change_time));
                 }
-                push.seen = Vec::new();
+                push.change_times = Vec::new();
             }
             if let Some(latest) = &mut self.latest
                 && latest.change == push.change
             {
                 latest.applied += 1;
                 if is_complete {
-                    latest.converged = Some(now.duration_since(latest.seen));
+                    latest.convergence_time = Some(now.duration_since(latest.processed_at));
                 }
             }
         }
@@ -131,25 +137,25 @@ impl ConfigPushes {
     /// Counts a NACK for a proxy's last update.
     pub(crate) fn record_nack(&mut self, connection: ConnectionId) {
         let mut pushes = self.recent.iter_mut().rev();
-        if let Some(push) = pushes.find(|push| push.waiting.contains(&connection)) {
+        if let Some(push) = pushes.find(|push| push.waiting_proxies.contains(&connection)) {
             push.rejected += 1;
         }
     }
 
-    /// Returns the push of a change, while it is kept.
+    /// Returns the push that sent a change; `None` if it is not among the recent ones.
     pub(crate) fn push_for_change(&self, id: ChangeId) -> Option<&ConfigPush> {
         let index = self.recent.partition_point(|push| push.change < id);
-        self.recent.get(index).filter(|push| push.after < id)
+        self.recent.get(index).filter(|push| push.previous_change < id)
     }
 
-    /// Returns the time since which a proxy has not applied an update.
-    pub(crate) fn awaited_since(&self, connection: ConnectionId) -> Option<Instant> {
+    /// Returns the time of the oldest push that a proxy has not applied; `None` if it has applied all.
+    pub(crate) fn unacknowledged_since(&self, connection: ConnectionId) -> Option<Instant> {
         let mut pushes = self.recent.iter();
-        pushes.find(|push| push.waiting.contains(&connection)).map(|push| push.sent)
+        pushes.find(|push| push.waiting_proxies.contains(&connection)).map(|push| push.sent_at)
     }
 
     /// Returns the number of pushes with outstanding acknowledgments.
-    pub(crate) fn open_count(&self) -> usize {
+    pub(crate) fn unacknowledged_count(&self) -> usize {
         self.unacknowledged
     }
 
@@ -176,10 +182,10 @@ mod tests {
 
     fn sent_to<const N: usize>(at: Instant, ids: [u64; N]) -> SentPush {
         SentPush {
-            at,
+            sent_at: at,
             affected_proxies: N + 1,
             recipients: N,
-            waiting: ids.map(ConnectionId).into(),
+            waiting_proxies: ids.map(ConnectionId).into(),
         }
     }
 
@@ -191,12 +197,15 @@ mod tests {
         pushes.begin_push(ChangeId(1), vec![start], sent_to(start, [1, 2]));
         pushes.settle_connection(ConnectionId(1), 100, at(5));
         let latest = pushes.latest_progress().unwrap();
-        assert_eq!((latest.affected_proxies, latest.applied, latest.converged), (2, 1, None));
+        assert_eq!(
+            (latest.affected_proxies, latest.applied, latest.convergence_time),
+            (2, 1, None)
+        );
         pushes.settle_connection(ConnectionId(1), 100, at(6));
         pushes.settle_connection(ConnectionId(2), 20, at(9));
         let latest = pushes.latest_progress().unwrap();
-        assert_eq!(latest.converged, Some(Duration::from_millis(9)));
-        assert_eq!((pushes.convergence_times().count(), pushes.open_count()), (1, 0));
+        assert_eq!(latest.convergence_time, Some(Duration::from_millis(9)));
+        assert_eq!((pushes.convergence_times().count(), pushes.unacknowledged_count()), (1, 0));
         let push = pushes.push_for_change(ChangeId(1)).unwrap();
         assert_eq!((push.bytes, push.recipients, push.affected_proxies), (120, 2, 3));
         assert_eq!(push.last_applied, Some(at(9)));
@@ -207,8 +216,8 @@ mod tests {
         let mut pushes = ConfigPushes::default();
         let now = Instant::now();
         pushes.begin_push(ChangeId(1), vec![now], sent_to(now, []));
-        assert_eq!(pushes.latest_progress().unwrap().converged, Some(Duration::ZERO));
-        assert_eq!((pushes.convergence_times().count(), pushes.open_count()), (0, 0));
+        assert_eq!(pushes.latest_progress().unwrap().convergence_time, Some(Duration::ZERO));
+        assert_eq!((pushes.convergence_times().count(), pushes.unacknowledged_count()), (0, 0));
     }
 
     #[test]
@@ -238,9 +247,12 @@ mod tests {
         for change in 1..1000 {
             pushes.begin_push(ChangeId(change), vec![now], sent_to(now, [1]));
         }
-        assert_eq!((pushes.open_count(), pushes.recent.len()), (MAX_OPEN_PUSHES, MAX_OPEN_PUSHES));
+        assert_eq!(
+            (pushes.unacknowledged_count(), pushes.recent.len()),
+            (MAX_OPEN_PUSHES, MAX_OPEN_PUSHES)
+        );
         pushes.settle_connection(ConnectionId(1), 1, now);
-        assert_eq!(pushes.open_count(), 0);
+        assert_eq!(pushes.unacknowledged_count(), 0);
         for change in 1000..3000 {
             pushes.begin_push(ChangeId(change), vec![now], sent_to(now, []));
         }

@@ -70,19 +70,20 @@ impl PublisherFixture {
 
     fn change(&mut self, change: Change) {
         let affected_set = self.mesh.apply(change);
-        let cause = ChangeCause::Objects(1, ObjectKey::MeshConfig, ObjectEdit::Written);
+        let cause = ChangeCause::ObjectsChanged(1, ObjectKey::MeshConfig, ObjectEdit::Written);
         self.connected.record_change(&affected_set, &self.mesh, cause, self.now, self.now);
     }
 
     fn set_listeners(&mut self, name: &str, listeners: Option<Listeners>) {
         let affected_set = self.mesh.set_listeners(&workload_name(name), listeners);
-        let cause = ChangeCause::Objects(1, ObjectKey::MeshConfig, ObjectEdit::Written);
+        let cause = ChangeCause::ObjectsChanged(1, ObjectKey::MeshConfig, ObjectEdit::Written);
         self.connected.record_change(&affected_set, &self.mesh, cause, self.now, self.now);
     }
 
     fn publish(&mut self) {
-        while self.connected.publish(&self.mesh, GracePeriod::No, self.now) == SliceProgress::More {
-        }
+        while self.connected.publish(&self.mesh, GracePeriod::Ended, self.now)
+            == SliceProgress::Incomplete
+        {}
     }
 
     /// Returns the last update of a workload.
@@ -131,7 +132,7 @@ fn connected_bookinfo(yaml: &str) -> PublisherFixture {
         ("stranger-1", &["details"]),
     ] {
         fixture.connect_proxy(&workload_name(name), services);
-        fixture.send_response(name, GracePeriod::No);
+        fixture.send_response(name, GracePeriod::Ended);
     }
     assert_eq!(fixture.updated_workloads().len(), 5);
     for proxy in fixture.connected.proxies.values_mut() {
@@ -176,7 +177,10 @@ fn an_unchanged_configuration_is_not_sent() {
     assert_eq!(fixture.updated_workloads(), [""; 0]);
     let after = fixture.connected.counters;
     assert_eq!((after.compiled, after.pushes), (before.compiled + 1, before.pushes));
-    assert_eq!(fixture.connected.pushes.latest_progress().unwrap().converged, Some(Duration::ZERO));
+    assert_eq!(
+        fixture.connected.pushes.latest_progress().unwrap().convergence_time,
+        Some(Duration::ZERO)
+    );
 }
 
 #[test]
@@ -205,7 +209,7 @@ fn clients_share_equal_service_configurations() {
         let mut fixture = PublisherFixture::new(mesh_with_sidecars(BOOKINFO));
         for name in ["stranger-1", "productpage-1"] {
             fixture.connect_proxy(&workload_name(name), &["details"]);
-            fixture.send_response(name, GracePeriod::No);
+            fixture.send_response(name, GracePeriod::Ended);
         }
         fixture
     };
@@ -222,19 +226,19 @@ fn a_push_ends_when_all_its_recipients_have_applied_it() {
     fixture.set_listeners("details-1", None);
     fixture.publish();
     let latest = fixture.connected.pushes.latest_progress().unwrap();
-    assert_eq!((latest.affected_proxies, latest.applied, latest.converged), (1, 0, None));
+    assert_eq!((latest.affected_proxies, latest.applied, latest.convergence_time), (1, 0, None));
     let (connection, _) = fixture.receivers[&workload_name("stranger-1")];
     fixture.connected.remove_proxy(connection, fixture.now + Duration::from_millis(7));
     let latest = fixture.connected.pushes.latest_progress().unwrap();
-    assert_eq!(latest.converged, Some(Duration::from_millis(7)));
+    assert_eq!(latest.convergence_time, Some(Duration::from_millis(7)));
 }
 
 #[test]
-fn while_sidecars_reconnect_certain_changes_are_sent_and_the_rest_is_kept() {
+fn changes_are_sent_and_uncertain_endpoints_are_kept_while_sidecars_reconnect() {
     let mesh: Mesh = crate::fixture::parse_objects(BOOKINFO).into_iter().collect();
     let mut fixture = PublisherFixture::new(mesh);
     fixture.connect_proxy(&workload_name("productpage-1"), &["details"]);
-    fixture.send_response("productpage-1", GracePeriod::Yes);
+    fixture.send_response("productpage-1", GracePeriod::Active);
     let snapshot_of =
         |fixture: &PublisherFixture| fixture.last_update("productpage-1").unwrap().snapshot;
     assert_eq!(snapshot_of(&fixture).services.len(), 4, "details, reviews and its two backends");
@@ -248,9 +252,9 @@ fn while_sidecars_reconnect_certain_changes_are_sent_and_the_rest_is_kept() {
     assert_eq!(fixture.kept_workloads("productpage-1"), every_endpoint);
 
     fixture.set_listeners("details-1", Some(listeners_on(9081)));
-    fixture.connected.publish(&fixture.mesh, GracePeriod::Yes, fixture.now);
+    fixture.connected.publish(&fixture.mesh, GracePeriod::Active, fixture.now);
     fixture.set_listeners("reviews-v1-1", Some(listeners_on(9082)));
-    fixture.connected.publish(&fixture.mesh, GracePeriod::Yes, fixture.now);
+    fixture.connected.publish(&fixture.mesh, GracePeriod::Active, fixture.now);
     assert_eq!(
         fixture.kept_workloads("productpage-1"),
         ["reviews reviews-v2-1", "reviews-v2 reviews-v2-1"]
@@ -260,13 +264,13 @@ fn while_sidecars_reconnect_certain_changes_are_sent_and_the_rest_is_kept() {
 
     // A sidecar's report without listeners is applied at once.
     fixture.set_listeners("reviews-v1-1", Some(Listeners::new()));
-    fixture.connected.publish(&fixture.mesh, GracePeriod::Yes, fixture.now);
+    fixture.connected.publish(&fixture.mesh, GracePeriod::Active, fixture.now);
     assert_eq!(
         fixture.kept_workloads("productpage-1"),
         ["reviews reviews-v2-1", "reviews-v2 reviews-v2-1"]
     );
 
-    fixture.connected.update_all(&fixture.mesh, GracePeriod::No);
+    fixture.connected.update_all(&fixture.mesh, GracePeriod::Ended);
     assert_eq!(fixture.kept_workloads("productpage-1"), [""; 0]);
     let reviews = &snapshot_of(&fixture).services[&service_name("reviews")];
     assert_eq!(reviews.ports[&9080].endpoints.len(), 0, "it did not reconnect");
@@ -278,8 +282,8 @@ fn denied_services_have_no_uncertain_endpoints() {
     let mut fixture = PublisherFixture::new(mesh);
     fixture.connect_proxy(&workload_name("productpage-1"), &["details"]);
     fixture.connect_proxy(&workload_name("stranger-1"), &["details", "reviews"]);
-    fixture.send_response("productpage-1", GracePeriod::Yes);
-    fixture.send_response("stranger-1", GracePeriod::Yes);
+    fixture.send_response("productpage-1", GracePeriod::Active);
+    fixture.send_response("stranger-1", GracePeriod::Active);
     let kept = fixture.kept_workloads("productpage-1");
     assert_eq!(kept, ["reviews reviews-v1-1", "reviews-v1 reviews-v1-1"]);
     assert_eq!(fixture.kept_workloads("stranger-1"), [""; 0]);
@@ -318,7 +322,7 @@ fn simulate_changes(seed: u64) {
         let (connection, _) = fixture.receivers[&workload_name(name)];
         let queried = [0, 1, 2].map(|_| random_address(&mut dice));
         fixture.connected.proxy_mut(connection).unwrap().addresses.extend(queried);
-        fixture.send_response(name, GracePeriod::No);
+        fixture.send_response(name, GracePeriod::Ended);
     }
     for step in 0..120 {
         for _ in 0..=dice.next_below(2) {
@@ -391,11 +395,11 @@ fn unbacked_services(services: u16) -> PublisherFixture {
 #[test]
 fn addresses_of_services_without_sidecars_are_compiled_once() {
     let mut fixture = unbacked_services(300);
-    fixture.send_response("stranger-1", GracePeriod::No);
+    fixture.send_response("stranger-1", GracePeriod::Ended);
     let compiled = fixture.connected.service_configs.compiled_count();
     assert!(compiled >= 300);
     for _ in 0..50 {
-        fixture.send_response("stranger-1", GracePeriod::No);
+        fixture.send_response("stranger-1", GracePeriod::Ended);
         // An unrelated change cleans up the service configurations.
         fixture.set_listeners("details-1", Some(listeners_on(80)));
         fixture.set_listeners("details-1", Some(listeners_on(81)));
@@ -417,7 +421,7 @@ fn a_large_configuration_is_compiled_in_slices() {
         let progress = fixture.connected.prepare_config(connection, &fixture.mesh);
         let compiled = fixture.connected.service_configs.compiled_count() - before;
         assert!(compiled <= 257, "{compiled} service configurations in one slice");
-        if progress == SliceProgress::Done {
+        if progress == SliceProgress::Complete {
             break;
         }
         slices += 1;
@@ -425,7 +429,7 @@ fn a_large_configuration_is_compiled_in_slices() {
     assert!(slices >= 7, "{slices}");
     assert!(fixture.last_update("stranger-1").is_none(), "an incomplete configuration is not sent");
     let before = fixture.connected.service_configs.compiled_count();
-    fixture.send_response("stranger-1", GracePeriod::No);
+    fixture.send_response("stranger-1", GracePeriod::Ended);
     assert_eq!(fixture.connected.service_configs.compiled_count(), before);
 }
 
@@ -439,13 +443,13 @@ fn a_change_with_many_recipients_is_sent_in_slices() {
         workload.name = name.clone();
         fixture.mesh.apply(Change::Upsert(Object::Workload(workload)));
         fixture.connect_proxy(name, &["reviews"]);
-        fixture.send_response(&name.name.to_string(), GracePeriod::No);
+        fixture.send_response(&name.name.to_string(), GracePeriod::Ended);
     }
     fixture.updated_workloads();
     fixture.set_listeners("reviews-v1-1", Some(listeners_on(1)));
     let mut slices = 1;
-    while fixture.connected.publish(&fixture.mesh, GracePeriod::No, fixture.now)
-        == SliceProgress::More
+    while fixture.connected.publish(&fixture.mesh, GracePeriod::Ended, fixture.now)
+        == SliceProgress::Incomplete
     {
         assert!(fixture.connected.due_at().is_some_and(|due| due <= fixture.now));
         slices += 1;
@@ -456,7 +460,7 @@ fn a_change_with_many_recipients_is_sent_in_slices() {
     // All of them are one push.
     let id = fixture.connected.newest_change();
     let push = fixture.connected.pushes.push_for_change(id).unwrap();
-    assert_eq!((push.recipients, push.waiting.len()), (many.len(), many.len()));
+    assert_eq!((push.recipients, push.waiting_proxies.len()), (many.len(), many.len()));
 }
 
 #[test]

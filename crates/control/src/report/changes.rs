@@ -7,58 +7,62 @@ use crate::publish::{ConfigPush, RecordedChange};
 use crate::status::ChangeReport;
 
 impl Report<'_> {
-    /// Returns a change by its number; `None` if it is unknown or no longer recorded.
+    /// Returns the progress of a change; `None` if its number is unknown or no longer recorded.
     pub(crate) fn change_report(&self, id: ChangeId) -> Option<ChangeReport> {
         self.connected
             .change_log
-            .find(id)
+            .find_change(id)
             .map(|recorded_change| self.report_change(recorded_change))
     }
 
     /// Returns the newest changes, newest first.
     pub(crate) fn newest_changes(&self) -> Vec<ChangeReport> {
-        let newest = self.connected.change_log.newest_first().take(MAX_LISTED);
+        let newest = self.connected.change_log.newest_first().take(MAX_LISTED_CHANGES);
         newest.map(|recorded_change| self.report_change(recorded_change)).collect()
     }
 
     fn report_change(&self, recorded_change: &RecordedChange) -> ChangeReport {
-        let RecordedChange { id, cause, noticed, seen } = recorded_change;
+        let RecordedChange { id, cause, noticed, processed_at } = recorded_change;
         let push = self.connected.pushes.push_for_change(*id);
         let milliseconds_after =
             |at: tokio::time::Instant| to_milliseconds(at.duration_since(*noticed));
-        // There is no last acknowledgment until all proxies have applied it.
-        let applied = push.filter(|push| push.waiting.is_empty());
-        let pending =
+        // The last acknowledgment is final once all proxies have applied the push.
+        let completed_push = push.filter(|push| push.waiting_proxies.is_empty());
+        let is_pending =
             self.connected.pushes.latest_progress().is_none_or(|latest| latest.change < *id);
         ChangeReport {
             id: id.0,
             cause: cause.to_string(),
             age_ms: to_milliseconds(self.now.duration_since(*noticed)),
-            processed_after_ms: milliseconds_after(*seen),
-            sent_after_ms: push.map(|push| milliseconds_after(push.sent)),
-            applied_after_ms: applied.and_then(|push| push.last_applied).map(milliseconds_after),
-            push_size: push
-                .map_or(1, |push| self.connected.change_log.count_between(push.after, push.change)),
+            processed_after_ms: milliseconds_after(*processed_at),
+            sent_after_ms: push.map(|push| milliseconds_after(push.sent_at)),
+            applied_after_ms: completed_push
+                .and_then(|push| push.last_applied)
+                .map(milliseconds_after),
+            push_size: push.map_or(1, |push| {
+                self.connected.change_log.count_between(push.previous_change, push.change)
+            }),
             affected: push.map_or(0, |push| push.affected_proxies),
             recipients: push.map_or(0, |push| push.recipients),
-            applied: push.map_or(0, |push| push.recipients.saturating_sub(push.waiting.len())),
+            applied: push
+                .map_or(0, |push| push.recipients.saturating_sub(push.waiting_proxies.len())),
             rejected: push.map_or(0, |push| push.rejected),
             bytes: push.map_or(0, |push| push.bytes),
             waiting: push.map(|push| self.waiting_proxies(push)).unwrap_or_default(),
-            expired: push.is_none() && !pending,
+            expired: push.is_none() && !is_pending,
         }
     }
 
     fn waiting_proxies(&self, push: &ConfigPush) -> Vec<String> {
         let proxies = self.connected.proxies();
-        let waiting = proxies.filter(|(connection, _)| push.waiting.contains(connection));
+        let waiting = proxies.filter(|(connection, _)| push.waiting_proxies.contains(connection));
         let names = waiting.map(|(_, proxy)| proxy.workload.to_string());
-        names.take(MAX_WAITING).collect()
+        names.take(MAX_LISTED_PROXIES).collect()
     }
 }
 
 /// Maximum changes in a listing.
-const MAX_LISTED: usize = 64;
+const MAX_LISTED_CHANGES: usize = 64;
 
-/// Maximum workloads listed for a change.
-const MAX_WAITING: usize = 16;
+/// Maximum waiting proxies listed for a change.
+const MAX_LISTED_PROXIES: usize = 16;

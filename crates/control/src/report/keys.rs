@@ -22,16 +22,17 @@ impl Report<'_> {
         })
     }
 
-    /// Returns the keys of a policy that could not be read so far: a first fetch in progress is not a failure
-    /// yet.
+    /// Returns the issuers of a policy whose keys could not be fetched so far: a first fetch in progress is not
+    /// a failure yet.
     pub(super) fn missing_keys(&self, policy: &ServicePolicy) -> Option<MissingKeysStatus> {
         let Some(RequestCheck::Tokens(rule)) = policy.rule.server_check() else { return None };
-        let missing = issuer_sources(policy).filter(|(_, source)| !self.mesh.has_keys(source));
-        let missing = missing.filter_map(|(index, source)| {
+        let missing_sources =
+            issuer_sources(policy).filter(|(_, source)| !self.mesh.has_keys(source));
+        let missing_sources = missing_sources.filter_map(|(index, source)| {
             let (issuer, reason) = (rule.issuers.get(index)?, self.keys.failure_cause(source)?);
             Some(format!("{} ({source} {reason})", issuer.issuer))
         });
-        let issuers: Vec<String> = missing.collect();
+        let issuers: Vec<String> = missing_sources.collect();
         let requests = match (&rule.required, issuers.len() == rule.issuers.len()) {
             (TokenRequirement::Always, true) => "every request",
             (TokenRequirement::Matching(_), true) => "every request that has or requires a token",
@@ -54,14 +55,14 @@ impl Report<'_> {
                 ("url", "make sure that this URL returns a JWK set to the control plane")
             }
         };
-        let meanwhile = match self.mesh.has_keys(source) {
+        let consequence = match self.mesh.has_keys(source) {
             true => "the previous keys remain in force",
             false => "no token of this issuer is accepted",
         };
         let key = ObjectKey::ServicePolicy(policy.name.clone());
         Some(Warning {
             at: DocumentLocation::for_object(&key, format!("spec.issuers[{issuer}].jwks.{field}")),
-            problem: format!("{source} {reason}; {meanwhile}"),
+            problem: format!("{source} {reason}; {consequence}"),
             hint: hint.to_owned(),
         })
     }

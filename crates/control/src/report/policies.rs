@@ -6,7 +6,7 @@ use leno_model::{
     AccessCert, AccessPolicy, ClientCertificateMode, Egress, EgressPolicy, IngressName,
     IngressPolicy, IngressProtocol, IngressSource, MatchedBy, Name, NoEffect, ObjectKey,
     PolicyName, PortSet, RetryPolicy, ServiceName, SubjectScope, TargetRule, TrafficTarget,
-    check_subject, no_requests,
+    check_subject, describe_tcp_only_services,
 };
 
 use super::{Report, other_namespaces};
@@ -19,15 +19,16 @@ use crate::status::PolicyStatus;
 impl Report<'_> {
     pub(crate) fn policy_statuses(&self) -> Vec<PolicyStatus> {
         let targets = self.mesh.traffic_targets().map(|target| self.target_status(target));
-        let access = self.mesh.access_policies().map(|policy| self.access_status(policy));
+        let statuses = self.mesh.access_policies().map(|policy| self.access_status(policy));
         let ingress = self.mesh.ingress_policies().map(|policy| self.ingress_status(policy));
         let egress = self.mesh.egress_policies().map(|policy| self.egress_status(policy));
         let retries = self.mesh.retry_policies().map(|policy| self.retry_status(policy));
         let certs = self.mesh.access_certs().map(|cert| self.access_cert_status(cert));
         let service_policies =
             self.mesh.service_policies().map(|policy| self.service_policy_status(policy));
-        let access = targets.chain(access).chain(ingress).chain(egress).chain(retries).chain(certs);
-        access.chain(service_policies).chain(self.tag_rule_statuses()).collect()
+        let statuses =
+            targets.chain(statuses).chain(ingress).chain(egress).chain(retries).chain(certs);
+        statuses.chain(service_policies).chain(self.tag_rule_statuses()).collect()
     }
 
     fn ingress_status(&self, policy: &IngressPolicy) -> PolicyStatus {
@@ -64,11 +65,11 @@ impl Report<'_> {
             };
             format!("{protocol} at port {} of {namespace}/{}", backend.port, backend.service)
         });
-        let is_in_force = |backend| self.mesh.preceding_ingress(policy, backend).is_none();
-        let in_force = backends.clone().any(is_in_force);
+        let opens_port = |backend| self.mesh.preceding_ingress(policy, backend).is_none();
+        let in_force = backends.clone().any(opens_port);
         let mut preceding =
             backends.clone().filter_map(|backend| self.mesh.preceding_ingress(policy, backend));
-        let first = preceding.next().filter(|_| !in_force);
+        let preceding_policy = preceding.next().filter(|_| !in_force);
         PolicyStatus {
             kind: kind.as_str().to_owned(),
             name: format!("{namespace}/{name}"),
@@ -76,7 +77,8 @@ impl Report<'_> {
             sources: sources.collect(),
             rules: rules.collect(),
             in_force,
-            reason: first.map(|first| format!("{first} opens these ports")),
+            reason: preceding_policy
+                .map(|preceding_policy| format!("{preceding_policy} opens these ports")),
             problems: policy_problems(self.mesh, policy),
             ..PolicyStatus::default()
         }
@@ -107,17 +109,17 @@ impl Report<'_> {
         }
     }
 
-    /// Returns the status of the names of an `AccessCert`; the component that writes its Secret reports the
+    /// Returns the status of the subjects of an `AccessCert`; the component that writes its Secret reports the
     /// status of the Secret.
     fn access_cert_status(&self, cert: &AccessCert) -> PolicyStatus {
         let trust_domain = &self.mesh.config().trust_domain;
         let issuing_namespace = SubjectScope::Namespace(&cert.name.namespace);
-        let check = |name: &Name| {
+        let subject_problem = |name: &Name| {
             check_subject(name, issuing_namespace, trust_domain)
                 .err()
                 .map(|reason| format!("`{name}` {reason}"))
         };
-        let problems: Vec<String> = cert.subjects.iter().filter_map(check).collect();
+        let problems: Vec<String> = cert.subjects.iter().filter_map(subject_problem).collect();
         PolicyStatus {
             kind: "AccessCert".to_owned(),
             name: cert.name.to_string(),
@@ -134,11 +136,11 @@ impl Report<'_> {
     fn retry_status(&self, policy: &RetryPolicy) -> PolicyStatus {
         let services: Vec<String> = policy.services.iter().map(ToString::to_string).collect();
         let existing = policy.services.iter().filter(|name| self.mesh.service(name).is_some());
-        let firsts = existing.filter_map(|service| {
+        let applied_policies = existing.filter_map(|service| {
             let mut source_policies = self.mesh.retries_of(&policy.source);
             source_policies.find(|other| other.services.contains(service)).map(|other| &other.name)
         });
-        let firsts: Vec<&PolicyName> = firsts.collect();
+        let applied_policies: Vec<&PolicyName> = applied_policies.collect();
         let has_source = self.mesh.account_workloads(&policy.source).next().is_some();
         let is_tcp_service = |name: &ServiceName| {
             let service = self.mesh.service(name).filter(|service| !service.ports.is_empty());
@@ -146,24 +148,28 @@ impl Report<'_> {
                 service.ports.iter().all(|port| is_opaque(self.mesh, name, port.port))
             })
         };
-        let all_tcp = policy.services.iter().all(is_tcp_service);
-        let reason = match firsts.first() {
+        let are_all_tcp = policy.services.iter().all(is_tcp_service);
+        let reason = match applied_policies.first() {
             _ if !has_source => Some("no workload runs under its source account".to_owned()),
             None => Some("none of its services exists".to_owned()),
-            Some(_) if all_tcp => Some(no_requests(&policy.services)),
-            Some(_) if firsts.contains(&&policy.name) => {
+            Some(_) if are_all_tcp => Some(describe_tcp_only_services(&policy.services)),
+            Some(_) if applied_policies.contains(&&policy.name) => {
                 let services = policy.services.iter().filter_map(|name| self.mesh.service(name));
                 let ports = services.flat_map(|service| {
                     service.ports.iter().map(|port| (&service.name, port.port))
                 });
-                NoEffect::of_all_retries(ports, &self.mesh).map(|no_effect| no_effect.to_string())
+                NoEffect::detect_for_retry_policy(ports, &self.mesh)
+                    .map(|no_effect| no_effect.to_string())
             }
-            Some(first) => Some(format!("Retry {first} applies to the same requests")),
+            Some(other_policy) => {
+                Some(format!("Retry {other_policy} applies to the same requests"))
+            }
         };
         let missing_source =
             (!has_source).then(|| format!("no workload runs under the account {}", policy.source));
-        let missing = policy.services.iter().filter(|name| self.mesh.service(name).is_none());
-        let missing = missing.map(|name| {
+        let missing_services =
+            policy.services.iter().filter(|name| self.mesh.service(name).is_none());
+        let missing_services = missing_services.map(|name| {
             format!("Service {name} does not exist{}", other_namespaces(self.mesh, name))
         });
         PolicyStatus {
@@ -174,16 +180,16 @@ impl Report<'_> {
             rules: vec![format!("at most {}", format_count(policy.rule.attempts, "retry"))],
             in_force: reason.is_none(),
             reason,
-            problems: missing_source.into_iter().chain(missing).collect(),
+            problems: missing_source.into_iter().chain(missing_services).collect(),
             ..PolicyStatus::default()
         }
     }
 
     fn access_status(&self, policy: &AccessPolicy) -> PolicyStatus {
         let namespace = &policy.name.namespace;
-        let in_force = self.mesh.is_policy_in_force(policy);
+        let in_force = self.mesh.is_policy_enforced(policy);
         let selects_workload =
-            self.mesh.workloads().any(|workload| policy.is_about(&workload.account));
+            self.mesh.workloads().any(|workload| policy.selects_account(&workload.account));
         let accounts = policy.accounts.iter().map(|name| format!("{namespace}/{name}"));
         let accounts: Vec<String> = accounts.collect();
         let peers = policy.rules.iter().flat_map(|rule| &rule.peers).map(ToString::to_string);
@@ -193,7 +199,7 @@ impl Report<'_> {
             let requests = match rule.requests.len() {
                 0 => String::new(),
                 1 => ", one kind of request".to_owned(),
-                several => format!(", {several} kinds of requests"),
+                count => format!(", {count} kinds of requests"),
             };
             let ports = match &rule.ports {
                 PortSet::All => String::new(),
@@ -229,9 +235,9 @@ impl Report<'_> {
     ) -> impl Iterator<Item = String> + use<> {
         let pods: Vec<String> =
             excluded_endpoints(self.mesh, policy).into_iter().map(ToString::to_string).collect();
-        let names = match pods.get(..MAX_EXCLUDED_LISTED) {
-            Some(first) if pods.len() > MAX_EXCLUDED_LISTED => {
-                format!("{} and {} more", first.join(", "), pods.len() - MAX_EXCLUDED_LISTED)
+        let names = match pods.get(..MAX_LISTED_ENDPOINTS) {
+            Some(first_pods) if pods.len() > MAX_LISTED_ENDPOINTS => {
+                format!("{} and {} more", first_pods.join(", "), pods.len() - MAX_LISTED_ENDPOINTS)
             }
             _ => pods.join(", "),
         };
@@ -242,7 +248,7 @@ impl Report<'_> {
     }
 
     fn target_status(&self, target: &TrafficTarget) -> PolicyStatus {
-        let missing = missing_references(self.mesh, target).into_iter();
+        let missing_objects = missing_references(self.mesh, target).into_iter();
         let excluded_endpoints =
             self.excluded_endpoints(&ObjectKey::TrafficTarget(target.name.clone()));
         let rules = target.rules.iter().map(|rule| match rule {
@@ -265,16 +271,16 @@ impl Report<'_> {
             destination: target.destination.to_string(),
             sources: target.sources.iter().map(ToString::to_string).collect(),
             rules: rules.collect(),
-            in_force: self.mesh.is_in_force(target),
-            reason: (!self.mesh.is_in_force(target)).then(|| ALLOWED_BY_DEFAULT.to_owned()),
-            problems: missing.chain(excluded_endpoints).collect(),
+            in_force: self.mesh.is_target_enforced(target),
+            reason: (!self.mesh.is_target_enforced(target)).then(|| ALLOWED_BY_DEFAULT.to_owned()),
+            problems: missing_objects.chain(excluded_endpoints).collect(),
             ..PolicyStatus::default()
         }
     }
 }
 
 /// Maximum endpoints in one sentence.
-const MAX_EXCLUDED_LISTED: usize = 3;
+const MAX_LISTED_ENDPOINTS: usize = 3;
 /// The reason why an allow policy has no effect with `defaultPolicy: allow`.
 const ALLOWED_BY_DEFAULT: &str = "default policy allow: all clients are allowed";
 /// The reason why a policy without workloads has no effect.

@@ -20,10 +20,10 @@ impl Report<'_> {
             PolicyScope::Services(targets) => {
                 let names =
                     targets.iter().map(|target| format_target(&target.service, target.port));
-                let absent = targets
+                let missing_references = targets
                     .iter()
                     .filter_map(|target| self.missing_reference(&target.service, target.port));
-                (names.collect(), absent.collect())
+                (names.collect(), missing_references.collect())
             }
         };
         problems.extend(self.excluded_endpoints(&ObjectKey::ServicePolicy(policy.name.clone())));
@@ -51,12 +51,12 @@ impl Report<'_> {
     /// Returns the status of tag rules and lanes.
     pub(super) fn tag_rule_statuses(&self) -> impl Iterator<Item = PolicyStatus> {
         let tags = self.mesh.tags();
-        let routes = tags.tag_routes().map(|route| self.tag_route(route));
+        let routes = tags.tag_routes().map(|route| self.tag_route_status(route));
         let sermant = tags.sermant_rules().map(|rule_object| self.sermant_status(rule_object));
         routes.chain(sermant).chain(tags.lanes().map(|lane| self.lane_status(lane)))
     }
 
-    fn tag_route(&self, TagRoute { name, scope, rules, .. }: &TagRoute) -> PolicyStatus {
+    fn tag_route_status(&self, TagRoute { name, scope, rules, .. }: &TagRoute) -> PolicyStatus {
         self.scoped_rules_status(TagDialect::TagRoute, name, &[(scope, rules, &[])])
     }
 
@@ -74,8 +74,8 @@ impl Report<'_> {
         scopes: &[(&TagScope, &TagRules, &[LaneRule])],
     ) -> PolicyStatus {
         let own_key = dialect.object_key(name.clone());
-        let mut others = Vec::new();
-        let (mut is_in_force, mut no_effect) = (false, None);
+        let mut overriding_objects = Vec::new();
+        let (mut is_in_effect, mut no_effect) = (false, None);
         let mut destination = BTreeSet::new();
         let mut problems = Vec::new();
         let (mut by_request, mut by_caller, mut lanes) = (0, 0, 0);
@@ -89,61 +89,62 @@ impl Report<'_> {
                 problems.extend(self.missing_reference(service, *port));
             }
             by_request += rules.rules.len();
-            by_caller += rules.by_caller.len();
+            by_caller += rules.caller_rules.len();
             lanes += lane_rules.len();
-            if !is_in_force {
-                match self.effect_of_tags(&own_key, scope, &mut others) {
-                    TagEffect::InForce => is_in_force = true,
+            if !is_in_effect {
+                match self.tag_effect(&own_key, scope, &mut overriding_objects) {
+                    TagEffect::InForce => is_in_effect = true,
                     TagEffect::NoEffect(reason) => no_effect = no_effect.or(Some(reason)),
                     TagEffect::NoPort => {}
                 }
             }
         }
-        let reason = match (no_effect, others.first()) {
-            _ if is_in_force => None,
+        let reason = match (no_effect, overriding_objects.first()) {
+            _ if is_in_effect => None,
             (Some(no_effect), _) => Some(no_effect.to_string()),
             (None, Some(other)) => Some(format!("{other} takes precedence")),
             (None, None) => Some("none of its targets exists".to_owned()),
         };
-        let counted = [(by_request, "by request"), (by_caller, "by caller"), (lanes, "for lanes")];
-        let counted = counted.into_iter().filter(|(count, _)| *count > 0);
+        let counts = [(by_request, "by request"), (by_caller, "by caller"), (lanes, "for lanes")];
+        let counts = counts.into_iter().filter(|(count, _)| *count > 0);
         PolicyStatus {
             kind: dialect.as_str().to_owned(),
             name: name.to_string(),
             destination: destination.into_iter().collect::<Vec<_>>().join(", "),
-            rules: counted.map(|(count, kind)| format!("{count} {kind}")).collect(),
-            in_force: is_in_force,
+            rules: counts.map(|(count, kind)| format!("{count} {kind}")).collect(),
+            in_force: is_in_effect,
             reason,
             problems,
             ..PolicyStatus::default()
         }
     }
 
-    /// Returns the effect of an object at the ports of its scope; overriding objects are added to `others`.
-    fn effect_of_tags(
+    /// Returns the effect of an object at the ports of its scope; overriding objects are added to
+    /// `overriding_objects`.
+    fn tag_effect(
         &self,
         own_key: &ObjectKey,
         scope: &TagScope,
-        others: &mut Vec<ObjectKey>,
+        overriding_objects: &mut Vec<ObjectKey>,
     ) -> TagEffect {
-        let is_for = |service: &ServiceName| match scope {
+        let is_in_scope = |service: &ServiceName| match scope {
             TagScope::Service(own_service, _) => own_service == service,
             TagScope::Namespace(namespace) => service.namespace == *namespace,
             TagScope::Mesh => true,
         };
         let tags = self.mesh.tags();
         let mut no_effect = None;
-        for service in self.mesh.services().filter(|service| is_for(&service.name)) {
+        for service in self.mesh.services().filter(|service| is_in_scope(&service.name)) {
             let lane_rules = tags.lanes_of(&service.name);
             let marks = lane_rules.iter().any(|rule| rule.origin.object_key() == *own_key);
-            let mut deciding: Vec<ObjectKey> = Vec::new();
+            let mut deciding_objects: Vec<ObjectKey> = Vec::new();
             let mut has_rules = false;
             for port in &service.ports {
                 let rules = tags.rules_for(&service.name, port.port);
                 let rules = rules.iter();
                 let by_request = rules.clone().flat_map(|rules| &rules.rules);
                 let by_request: Vec<_> = by_request.map(|rule| rule.origin.object_key()).collect();
-                let by_caller = rules.flat_map(|rules| &rules.by_caller);
+                let by_caller = rules.flat_map(|rules| &rules.caller_rules);
                 let by_caller: Vec<_> = by_caller.map(|rule| rule.origin.object_key()).collect();
                 let effects = TagEffects {
                     by_request: by_request.contains(own_key),
@@ -153,16 +154,18 @@ impl Report<'_> {
                 if !effects.is_none() {
                     has_rules = true;
                     let Some(reason) =
-                        NoEffect::of_tags(effects, &service.name, port.port, &self.mesh)
+                        NoEffect::detect_for_tags(effects, &service.name, port.port, &self.mesh)
                     else {
                         return TagEffect::InForce;
                     };
                     no_effect = no_effect.or(Some(reason));
                 }
-                deciding.extend(by_request.into_iter().chain(by_caller));
+                deciding_objects.extend(by_request.into_iter().chain(by_caller));
             }
             if !has_rules {
-                others.extend(deciding.into_iter().next().filter(|_| others.is_empty()));
+                overriding_objects.extend(
+                    deciding_objects.into_iter().next().filter(|_| overriding_objects.is_empty()),
+                );
             }
         }
         no_effect.map_or(TagEffect::NoPort, TagEffect::NoEffect)
@@ -172,7 +175,7 @@ impl Report<'_> {
         let service_exists = self.mesh.service(&lane.service).is_some();
         let has_workloads = self.mesh.service_workloads(&lane.service).next().is_some();
         let reason = match has_workloads {
-            true => self.idle_lane(lane).map(|no_effect| no_effect.to_string()),
+            true => self.lane_no_effect(lane).map(|no_effect| no_effect.to_string()),
             false if service_exists => Some("its service has no workloads".to_owned()),
             false => Some("its service does not exist".to_owned()),
         };
@@ -189,24 +192,24 @@ impl Report<'_> {
     }
 
     /// Returns the reason why a lane marks no request at any port of its service.
-    fn idle_lane(&self, lane: &Lane) -> Option<NoEffect> {
+    fn lane_no_effect(&self, lane: &Lane) -> Option<NoEffect> {
         let service = self.mesh.service(&lane.service)?;
         let effects = TagEffects { marks: true, ..TagEffects::default() };
         let ports = service.ports.iter();
         let no_effect: Option<Vec<NoEffect>> = ports
-            .map(|port| NoEffect::of_tags(effects, &service.name, port.port, &self.mesh))
+            .map(|port| NoEffect::detect_for_tags(effects, &service.name, port.port, &self.mesh))
             .collect();
         no_effect?.into_iter().next()
     }
 }
 
-/// The effect of tag rules in their scope.
+/// The effect of an object's tag rules in their scope.
 enum TagEffect {
-    /// They apply at one port at least.
+    /// The rules apply at one port at least.
     InForce,
-    /// They have no effect, for the first reason found.
+    /// The rules have no effect, for the first reason found.
     NoEffect(NoEffect),
-    /// They apply at no port.
+    /// The rules apply at no port.
     NoPort,
 }
 

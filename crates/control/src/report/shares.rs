@@ -30,7 +30,7 @@ impl Report<'_> {
         let kind = RouteKind::Split.as_str();
         let parents = std::iter::once(root.to_string());
         let mut status = RouteStatus::new(kind, &split.name, parents, 1, shares.collect());
-        status.reject_parent(FIRST, self.missing_reference(root, None));
+        status.reject_parent(ONLY_PARENT_INDEX, self.missing_reference(root, None));
         status.add_unresolved(
             split
                 .backends
@@ -38,10 +38,11 @@ impl Report<'_> {
                 .flat_map(|backend| self.backend_problems(split, &backend.service)),
         );
         let groups = split.groups.iter().flatten();
-        let missing = groups.filter(|group| self.mesh.route_group(group).is_none());
-        status
-            .add_unresolved(missing.map(|group| format!("HTTPRouteGroup {group} does not exist")));
-        status.add_overrides(FIRST, overriding_objects(self.mesh, split));
+        let missing_groups = groups.filter(|group| self.mesh.route_group(group).is_none());
+        status.add_unresolved(
+            missing_groups.map(|group| format!("HTTPRouteGroup {group} does not exist")),
+        );
+        status.add_overrides(ONLY_PARENT_INDEX, overriding_objects(self.mesh, split));
         status
     }
 
@@ -62,4 +63,4 @@ impl Report<'_> {
 }
 
 /// The index of a split's only parent.
-const FIRST: usize = 0;
+const ONLY_PARENT_INDEX: usize = 0;

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use leno_model::Reason;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Totals over all connections since the start.
+/// Counters over all connections since the start of the control plane.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionCounters {
     sent: AtomicU64,
@@ -48,8 +48,8 @@ impl ConnectionCounters {
 
     /// Returns the metric points that a collector accepted, and those that were lost.
     pub(crate) fn point_counts(&self) -> (u64, u64) {
-        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        (load(&self.points_exported), load(&self.points_lost))
+        let load_count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (load_count(&self.points_exported), load_count(&self.points_lost))
     }
 
     /// Counts the metric points that a collector accepted, and those that were lost.
@@ -83,10 +83,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for CountedStream<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
+        let filled_before = buffer.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
-        let read = buffer.filled().len().saturating_sub(before);
-        self.connection_counters.received.fetch_add(read as u64, Ordering::Relaxed);
+        let read_bytes = buffer.filled().len().saturating_sub(filled_before);
+        self.connection_counters.received.fetch_add(read_bytes as u64, Ordering::Relaxed);
         polled
     }
 }

@@ -32,7 +32,7 @@ struct MemberConnection {
     connection_addresses: ConnectionAddresses,
     half_open: Arc<HalfOpen>,
     is_authenticated: bool,
-    ended: Arc<Notify>,
+    replaced: Arc<Notify>,
 }
 
 impl PendingConnections {
@@ -55,8 +55,8 @@ impl PendingConnections {
         }
     }
 
-    /// Adds a connection of this peer. If its identity is at the limit, the oldest connection that is still
-    /// half-open ends, or else the oldest.
+    /// Adds a connection of this peer. If its identity is at the limit, one connection is ended: the oldest
+    /// that is still half-open, or else the oldest of all.
     pub(super) fn add_connection(
         self: &Arc<Self>,
         connection: ConnectionId,
@@ -64,33 +64,33 @@ impl PendingConnections {
         connection_addresses: ConnectionAddresses,
         half_open: Arc<HalfOpen>,
     ) -> PendingConnection {
-        let ended = Arc::new(Notify::new());
+        let replaced = Arc::new(Notify::new());
         let identity = (peer.id.clone(), peer.workload.clone());
         let member = MemberConnection {
             peer,
             connection_addresses,
             half_open,
             is_authenticated: false,
-            ended: Arc::clone(&ended),
+            replaced: Arc::clone(&replaced),
         };
         let mut table = self.lock();
         let ConnectionTable { connections, by_identity } = &mut *table;
         connections.insert(connection, member);
         let own_connections = by_identity.entry(identity.clone()).or_default();
-        if own_connections.len() >= MAX_PER_IDENTITY {
+        if own_connections.len() >= MAX_CONNECTIONS_PER_IDENTITY {
             let is_half_open = |candidate: &ConnectionId| {
                 connections.get(candidate).is_some_and(|member| !member.is_authenticated)
             };
-            let oldest = own_connections.iter().position(is_half_open).unwrap_or(0);
+            let oldest_index = own_connections.iter().position(is_half_open).unwrap_or(0);
             if let Some(member) =
-                own_connections.remove(oldest).and_then(|oldest| connections.get(&oldest))
+                own_connections.remove(oldest_index).and_then(|oldest| connections.get(&oldest))
             {
-                member.ended.notify_one();
+                member.replaced.notify_one();
             }
         }
         own_connections.push_back(connection);
         drop(table);
-        PendingConnection { pending_connections: Arc::clone(self), connection, identity, ended }
+        PendingConnection { pending_connections: Arc::clone(self), connection, identity, replaced }
     }
 
     /// Locks the table. A thread that panicked with the lock left no inconsistent state.
@@ -104,7 +104,7 @@ pub(super) struct PendingConnection {
     pending_connections: Arc<PendingConnections>,
     connection: ConnectionId,
     identity: MemberIdentity,
-    ended: Arc<Notify>,
+    replaced: Arc<Notify>,
 }
 
 impl PendingConnection {
@@ -115,7 +115,7 @@ impl PendingConnection {
     ) -> Result<(), ConnectionError> {
         tokio::select! {
             serving = serving => Ok(serving?),
-            () = self.ended.notified() => Err(ConnectionError::Replaced),
+            () = self.replaced.notified() => Err(ConnectionError::Replaced),
         }
     }
 }
@@ -135,4 +135,4 @@ impl Drop for PendingConnection {
 
 /// Maximum connections of one workload, or of all other control planes: each has one, and briefly a second one
 /// when it reconnects.
-const MAX_PER_IDENTITY: usize = 32;
+const MAX_CONNECTIONS_PER_IDENTITY: usize = 32;

@@ -51,14 +51,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for UnverifiedStream<S> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
+        let filled_before = buffer.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if self.first_message.is_complete() {
             return polled;
         }
         match polled {
             Poll::Ready(Ok(())) => {
-                let received_bytes = buffer.filled().get(before..).unwrap_or_default();
+                let received_bytes = buffer.filled().get(filled_before..).unwrap_or_default();
                 self.first_message.record(received_bytes);
                 if self.first_message.is_complete() {
                     self.half_open.mark_busy();
@@ -89,7 +89,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for UnverifiedStream<S> {
     }
 }
 
-/// The length prefix of a message.
+/// The length of a message's length prefix in bytes.
 const LENGTH_BYTES: u64 = 4;
 
 #[cfg(test)]

@@ -7,20 +7,20 @@ use serde::{Deserialize, Serialize};
 /// All current traffic, as reported by the sidecars of this control plane.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct TrafficStatus {
-    /// The report interval of sidecars; absent if reports are disabled.
+    /// The report interval of sidecars, in milliseconds; absent if reports are disabled.
     pub report_interval_ms: Option<u64>,
     /// The number of reports received.
     pub reports: u64,
-    /// The number of their series that were merged into the overflow series, for lack of room or because they
-    /// refer to no service of the mesh.
+    /// The number of series in these reports that were merged into the overflow series, for lack of room or
+    /// because they refer to no service of the mesh.
     pub series_dropped: u64,
-    /// By service, as its clients measured it.
+    /// The rates of each service, as its clients measured them.
     pub services: Vec<NamedRateStatus>,
-    /// By route.
+    /// The rates of each route.
     pub routes: Vec<NamedRateStatus>,
-    /// By client and service.
+    /// The rates of each pair of a client and a service.
     pub edges: Vec<EdgeStatus>,
-    /// Resources and traffic of each sidecar.
+    /// The resource usage and traffic of each sidecar.
     pub sidecars: Vec<SidecarTraffic>,
     /// Match counts of rules that matched within the last hour.
     #[serde(default)]
@@ -33,22 +33,23 @@ pub struct TrafficStatus {
 /// Requests to a service that sidecars rejected for one reason.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RejectionStatus {
-    /// `namespace/name`; empty for the requests of one client to destinations outside the mesh's services, and
-    /// for those that its sidecar rejected before it knew a service.
+    /// The service, as `namespace/name`; empty for the requests of one client to destinations outside the
+    /// mesh's services, and for those that its sidecar rejected before it knew a service.
     pub service: String,
-    /// From the closed list.
+    /// The reason, from the closed list.
     pub reason: String,
-    /// Rejections that clients received within the last half minute.
+    /// The number of rejections that clients received within the last half minute.
     pub requests: u64,
-    /// The share of the requests to the service, or of the client to such destinations, from 0 to 1.
+    /// The share of rejected requests among those to the service, or of the client to such destinations, from 0
+    /// to 1.
     pub share: f64,
-    /// `server` if sidecars of the service rejected them, `client` if those of its clients did.
+    /// `server` if sidecars of the service rejected the requests, `client` if those of its clients did.
     pub side: String,
-    /// The workloads of these sidecars; the latest ones if there are many.
+    /// The workloads of the rejecting sidecars; the latest ones if there are many.
     pub sidecars: Vec<String>,
-    /// The workloads of their clients, if those have a sidecar; the latest ones if there are many.
+    /// The workloads of clients with a sidecar; the latest ones if there are many.
     pub clients: Vec<String>,
-    /// The policies that decided, kind and name, if sidecars report them.
+    /// The kinds and names of the policies that decided, if sidecars report them.
     pub policies: Vec<String>,
 }
 
@@ -66,15 +67,15 @@ impl RejectionStatus {
 /// The match counts of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RuleStatus {
-    /// The kind of the object that contains it.
+    /// The kind of the object that contains the rule.
     pub kind: String,
-    /// The object's name, `namespace/name`.
+    /// The name of the object, as `namespace/name`.
     pub name: String,
-    /// The rule within it: its name, or its index from 0; empty if the object is one rule.
+    /// The rule within the object: its name, or its index from 0; empty if the object is one rule.
     pub rule: String,
-    /// Matches over the last hour.
+    /// The number of matches over the last hour.
     pub matches_1h: u64,
-    /// Matches since the control plane started, or since an hour without any.
+    /// The number of matches since the control plane started, or since an hour without matches.
     pub matches: u64,
 }
 
@@ -85,24 +86,24 @@ pub struct RateStatus {
     pub per_second: f64,
     /// The success rate, from 0 to 1; absent without requests.
     pub success: Option<f64>,
-    /// The median latency.
+    /// The median latency, in milliseconds.
     pub p50_ms: Option<f64>,
-    /// The 99th percentile of latency.
+    /// The 99th percentile of latency, in milliseconds.
     pub p99_ms: Option<f64>,
-    /// Requests since the control plane started, or since an hour without any.
+    /// The number of requests since the control plane started, or since an hour without requests.
     pub requests: u64,
     /// The number of these that failed.
     pub failed: u64,
-    /// Requests in each of the last steps of ten seconds, the oldest first.
+    /// The number of requests in each of the last steps of ten seconds, the oldest first.
     pub recent: Vec<u32>,
 }
 
 /// Rates of a service or route.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct NamedRateStatus {
-    /// `namespace/name`.
+    /// The name, as `namespace/name`.
     pub name: String,
-    /// Its rates.
+    /// The rates of the service or route.
     #[serde(flatten)]
     pub rates: RateStatus,
 }
@@ -110,45 +111,45 @@ pub struct NamedRateStatus {
 /// Requests from one source to a service.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct EdgeStatus {
-    /// The kind of `from`: a `service`, a `workload` that belongs to none, or the service with the `route` that
-    /// forwarded its requests to another one.
+    /// The kind of `from`: a `service`, a `workload` without a service, or the service with the `route` that
+    /// forwarded the requests to another service.
     pub kind: String,
-    /// `namespace/name`.
+    /// The name, as `namespace/name`.
     pub from: String,
     /// The destination service.
     pub to: String,
-    /// True if they arrive with a verified client certificate; false while none arrived.
+    /// True if requests arrive with a verified client certificate; false while no request arrived.
     pub mtls: bool,
-    /// Their rates.
+    /// The rates of the requests.
     #[serde(flatten)]
     pub rates: RateStatus,
 }
 
-/// Resources and traffic of a sidecar.
+/// The resource usage and traffic of a sidecar.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SidecarTraffic {
-    /// Its workload.
+    /// The workload of the sidecar.
     pub workload: String,
-    /// CPU time per second, in cores; 0 while it is idle.
+    /// The CPU time per second, in cores; 0 while the sidecar is idle.
     pub cpu_cores: f64,
-    /// Its resident memory in its last report, without file mappings.
+    /// The resident memory without file mappings in the last report, in KiB.
     pub memory_kib: u64,
-    /// Requests per second received by its workload.
+    /// The number of requests per second that the workload received.
     pub inbound_per_second: f64,
-    /// Requests per second sent by its workload.
+    /// The number of requests per second that the workload sent.
     pub outbound_per_second: f64,
 }
 
 /// The history of one service, route or edge.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct HistoryStatus {
-    /// Its current rates.
+    /// The current rates.
     pub rates: RateStatus,
-    /// The last minutes in short steps, and the last hour in long ones.
+    /// The plots of the last minutes in short steps, and of the last hour in long ones.
     pub plots: Vec<PlotStatus>,
-    /// The number of requests by reason, since it was first reported.
+    /// The number of requests by failure reason, since the first report.
     pub reasons: BTreeMap<String, u64>,
-    /// The number of these in the period of the current rates.
+    /// The number of requests by failure reason, in the period of the current rates.
     #[serde(default)]
     pub recent_reasons: BTreeMap<String, u64>,
 }
@@ -156,17 +157,17 @@ pub struct HistoryStatus {
 /// The number of recent ten-second steps in the current rates, including the unfinished one.
 pub const RECENT_STEPS: usize = 4;
 
-/// Time steps, the oldest first; the last one is unfinished. All lists have the same length.
+/// A plot over time steps, the oldest first; the last one is unfinished. All lists have the same length.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct PlotStatus {
-    /// The length of a step.
+    /// The length of a step, in seconds.
     pub step_seconds: u64,
-    /// Requests completed in each step.
+    /// The number of requests completed in each step.
     pub requests: Vec<u32>,
     /// The number of these that failed.
     pub failed: Vec<u32>,
-    /// The median latency.
+    /// The median latency, in milliseconds.
     pub p50_ms: Vec<Option<f64>>,
-    /// The 99th percentile of latency.
+    /// The 99th percentile of latency, in milliseconds.
     pub p99_ms: Vec<Option<f64>>,
 }

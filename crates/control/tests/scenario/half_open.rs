@@ -71,7 +71,7 @@ fn a_member_that_sends_no_hello_does_not_block_others() {
 }
 
 #[test]
-fn an_identity_has_a_share_of_the_connections() {
+fn each_identity_has_a_limited_number_of_connections() {
     run(async {
         let shop = Shop::open_with(set_high_limit).await;
         let member_1 = shop.join("client-1").await;

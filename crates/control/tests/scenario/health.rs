@@ -34,7 +34,7 @@ fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_during_shutdown() {
         for path in ["/status", "/token", "/"] {
             assert_eq!(get(&health, path).await.0, 404, "{path}");
         }
-        health.set_ending();
+        health.set_stopping();
         let (status, response) = get(&health, "/readyz").await;
         assert!(status == 503 && response.contains("shutting down"), "{response}");
     });
@@ -42,7 +42,7 @@ fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_during_shutdown() {
 
 /// The name may belong to a foreign page (DNS rebinding).
 #[test]
-fn a_request_with_a_foreign_host_name_gets_only_a_status() {
+fn a_request_with_an_unknown_host_name_gets_only_a_status() {
     run(async {
         let health = Health::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let get_with_host = async |host: &str, path: &str| {

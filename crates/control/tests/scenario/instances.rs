@@ -25,7 +25,7 @@ fn a_new_join_ends_the_stream_of_the_former_instance_and_rejects_it() {
 }
 
 #[test]
-fn of_two_proxies_of_one_workload_the_first_keeps_its_stream() {
+fn the_first_of_two_proxies_of_a_workload_keeps_its_stream() {
     run(async {
         let shop = Shop::open().await;
         let identity = shop.join("client-1").await;

@@ -208,7 +208,7 @@ fn a_token_is_valid_once_and_only_for_its_workload() {
         let shop = Shop::open().await;
         let (control, address) = (&shop.control, shop.control.listen_address());
         let bundle = control.mint_bundle(&workload_name("client-1")).unwrap();
-        assert_eq!(bundle.control, [address]);
+        assert_eq!(bundle.control_addresses, [address]);
         let expect_rejection = |joined: Result<Identity, JoinError>, expected: &str| match joined {
             Err(JoinError::Rejected { reason, .. }) => {
                 assert!(reason.contains(expected), "{reason}")
@@ -514,7 +514,7 @@ fn operators_get_tokens_and_descriptions_of_their_mistakes() {
             admin::query_admin(&socket, "POST", "/token?workload=shop/client-1").await.unwrap();
         assert_eq!(status, 200, "{body}");
         let bundle = JoinBundle::parse(&body).unwrap();
-        join_with(&bundle, bundle.control[0], &workload_name("client-1")).await.unwrap();
+        join_with(&bundle, bundle.control_addresses[0], &workload_name("client-1")).await.unwrap();
         for (method, path, expected) in [
             ("POST", "/token", 400),
             ("POST", "/token?workload=nonsense", 400),
@@ -605,7 +605,7 @@ fn updates_may_come_from_another_source() {
         let strict = STRICT.replace("cluster.local", "other.example");
         updates_sender.send(read(&strict)).await.unwrap();
         let config = Config::new(directory.path().join("data"), Vec::new());
-        let control = Control::start_fed(config, updates).await.unwrap();
+        let control = Control::start_with_updates(config, updates).await.unwrap();
         assert_eq!(control.trust_domain().to_string(), "other.example");
         updates_sender.send(read(MESH)).await.unwrap();
         let mut workloads = control.watch_workloads();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use leno_control::snapshot_for;
 use leno_model::{Object, Reason, ServiceName, WeightedBackend, WorkloadName};
 use leno_registry::{RejectedDocument, read_str};
-use leno_traffic::{CompiledSnapshot, RequestView, RouteChoice, tcp_backend};
+use leno_traffic::{CompiledSnapshot, RequestView, RouteChoice, select_tcp_backend};
 use serde_json::Value;
 
 #[test]
@@ -60,7 +60,7 @@ fn selected_backend(compiled: &CompiledSnapshot, case: &Value, draw: u64) -> Str
     if request.is_null() {
         return match &port.tcp_rule {
             None => "own".to_owned(),
-            Some(rule) => existing_backend(compiled, tcp_backend(rule, draw)),
+            Some(rule) => existing_backend(compiled, select_tcp_backend(rule, draw)),
         };
     }
     let headers = request["headers"].as_array().unwrap().iter();

@@ -151,7 +151,7 @@ fn decide_request(compiled: &CompiledSnapshot, request: &Value, expected: &Value
     };
     let mut draws = Draws(expected.get("draws"));
     if expected.get("headers").is_some() {
-        let marks = compiled.lanes.marks_for(PORT, &view, &mut draws);
+        let marks = compiled.lanes.headers_for_request(PORT, &view, &mut draws);
         let marks: BTreeMap<&str, &str> = marks.missing_headers(&view).collect();
         return json!({"headers": marks});
     }
@@ -159,7 +159,7 @@ fn decide_request(compiled: &CompiledSnapshot, request: &Value, expected: &Value
     let port = &service.ports[&PORT];
     let endpoints = match &port.tags {
         None => Some(&port.endpoints),
-        Some(tags) if request.is_null() => tags.without_request(&mut draws).endpoints,
+        Some(tags) if request.is_null() => tags.choose_without_request(&mut draws).endpoints,
         Some(tags) => tags.choose_instances(&view, &mut draws).endpoints,
     };
     match endpoints {

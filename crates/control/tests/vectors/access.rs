@@ -145,11 +145,11 @@ fn decide_outbound(
     let denied = |is_request| client_result(Reason::EgressDenied, is_request);
     let by_name = || {
         let name = case["serverName"].as_str()?;
-        compiled.egress_rules.by_server_name(address, name)
+        compiled.egress_rules.policy_for_server_name(address, name)
     };
     match (permission, request) {
         (EgressDecision::Inspected { by_request: true, .. }, Some(request)) => {
-            match compiled.egress_rules.by_request(address, request) {
+            match compiled.egress_rules.policy_for_request(address, request) {
                 Some(_) => json!("allowed"),
                 None => denied(true),
             }

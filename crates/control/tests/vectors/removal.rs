@@ -2,7 +2,7 @@
 
 use leno_model::{FailureClasses, Object, Reason, ServiceRule};
 use leno_registry::read_str;
-use leno_traffic::outlier::{EndpointResult, FailureEvidence, classify_ending};
+use leno_traffic::outlier::{EndpointResult, FailureEvidence, classify_result};
 use serde_json::{Value, json};
 
 use crate::case::read_vectors;
@@ -30,7 +30,8 @@ fn results_that_sermant_counts_are_counted() {
                 EndpointResult::Response { status, grpc: None }
             }
         };
-        let counts = classify_ending(&failure_classes(exceptions), result) == FailureEvidence::Yes;
+        let counts =
+            classify_result(&failure_classes(exceptions), result) == FailureEvidence::Failure;
         assert_eq!(json!(counts), case["counts"], "{}", case["name"]);
     }
 }

@@ -16,18 +16,18 @@ use crate::publisher::Publisher;
 
 /// Follows a control plane that sends these bytes and then stays silent.
 async fn follow_bytes(bytes: &[u8], subscriber: &mut Subscriber) -> DiscoveryError {
-    let (near, mut far) = duplex(1 << 20);
-    far.write_all(bytes).await.unwrap();
+    let (proxy_end, mut server_end) = duplex(1 << 20);
+    server_end.write_all(bytes).await.unwrap();
     let (_requests, mut queue) = mpsc::channel(1);
     let error = follow_control_plane(
-        near,
+        proxy_end,
         gateway_hello(),
         subscriber,
         &mut queue,
         &mut |_: ConfigUpdate| Ok(()),
     )
     .await;
-    drop(far);
+    drop(server_end);
     error
 }
 
@@ -78,13 +78,13 @@ async fn an_invalid_message_ends_the_stream_with_a_reason() {
 #[tokio::test(start_paused = true)]
 async fn a_closed_stream_is_distinguished_from_a_broken_one() {
     for (bytes, is_closed) in [(&[][..], true), (&[0, 0, 0, 9, 1][..], false)] {
-        let (near, mut far) = duplex(1024);
-        far.write_all(bytes).await.unwrap();
-        far.shutdown().await.unwrap();
+        let (proxy_end, mut server_end) = duplex(1024);
+        server_end.write_all(bytes).await.unwrap();
+        server_end.shutdown().await.unwrap();
         let (_requests, mut queue) = mpsc::channel(1);
         let mut subscriber = Subscriber::new();
         let error = follow_control_plane(
-            near,
+            proxy_end,
             gateway_hello(),
             &mut subscriber,
             &mut queue,
@@ -98,8 +98,8 @@ async fn a_closed_stream_is_distinguished_from_a_broken_one() {
 
 #[tokio::test(start_paused = true)]
 async fn dropping_the_future_keeps_the_applied_config() {
-    let (near, mut far) = duplex(1 << 20);
-    far.write_all(&delta_for(bookinfo_update())).await.unwrap();
+    let (proxy_end, mut server_end) = duplex(1 << 20);
+    server_end.write_all(&delta_for(bookinfo_update())).await.unwrap();
     let (_requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut applied = Vec::new();
@@ -108,11 +108,11 @@ async fn dropping_the_future_keeps_the_applied_config() {
         Ok(())
     };
     let following =
-        follow_control_plane(near, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
+        follow_control_plane(proxy_end, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     assert!(timeout(Duration::from_secs(1), following).await.is_err());
     assert_eq!(applied, [ChangeId(1)]);
     assert_eq!(subscriber.current_update(), Some(&bookinfo_update()));
-    assert_eq!(far.read(&mut [0; 4]).await.unwrap(), 4, "the hello was sent");
+    assert_eq!(server_end.read(&mut [0; 4]).await.unwrap(), 4, "the hello was sent");
 }
 
 #[tokio::test(start_paused = true)]
@@ -123,17 +123,17 @@ async fn a_config_with_too_many_held_versions_is_requested_in_full() {
     publisher.set_update(large);
     while let Some(delta) = publisher.next_delta() {
         let nonce = delta.nonce;
-        let staged = subscriber.stage(delta).unwrap();
-        subscriber.commit(staged);
+        let staged_delta = subscriber.stage(delta).unwrap();
+        subscriber.commit(staged_delta);
         publisher.acknowledge(nonce).unwrap();
     }
-    let (near, far) = duplex(1 << 20);
+    let (proxy_end, server_end) = duplex(1 << 20);
     let (requests, mut queue) = mpsc::channel(1);
     let mut apply = |_: ConfigUpdate| Ok(());
     let following =
-        follow_control_plane(near, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
+        follow_control_plane(proxy_end, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let reading = async {
-        let mut reader = FrameReader::new(far, MAX_REQUEST_BYTES);
+        let mut reader = FrameReader::new(server_end, MAX_REQUEST_BYTES);
         let frame = reader.next().await.unwrap().unwrap();
         drop(requests);
         (proto::FromProxy::decode(frame).unwrap().message, reader)
@@ -149,7 +149,7 @@ async fn a_config_with_too_many_held_versions_is_requested_in_full() {
 
 #[tokio::test(start_paused = true)]
 async fn a_renewal_while_another_is_pending_is_rejected_at_once() {
-    let (near, _far) = duplex(1 << 20);
+    let (proxy_end, _server_end) = duplex(1 << 20);
     let (requests, mut queue) = mpsc::channel(16);
     let mut receivers = Vec::new();
     for size in [100, 100, MAX_CSR_BYTES + 1] {
@@ -160,7 +160,7 @@ async fn a_renewal_while_another_is_pending_is_rejected_at_once() {
     drop(requests);
     let mut subscriber = Subscriber::new();
     follow_control_plane(
-        near,
+        proxy_end,
         gateway_hello(),
         &mut subscriber,
         &mut queue,
@@ -182,13 +182,13 @@ async fn many_services_are_subscribed_in_messages_within_the_size_limit() {
     let mut hello = gateway_hello();
     hello.services =
         (0..3000).map(|index| service_name(&format!("{}-{index}", "s".repeat(50)))).collect();
-    let (near, far) = duplex(1 << 20);
+    let (proxy_end, server_end) = duplex(1 << 20);
     let (requests, mut queue) = mpsc::channel(1);
     let (mut subscriber, expected) = (Subscriber::new(), hello.services.clone());
     let mut apply = |_: ConfigUpdate| Ok(());
-    let following = follow_control_plane(near, hello, &mut subscriber, &mut queue, &mut apply);
+    let following = follow_control_plane(proxy_end, hello, &mut subscriber, &mut queue, &mut apply);
     let reading = async {
-        let mut reader = FrameReader::new(far, MAX_REQUEST_BYTES);
+        let mut reader = FrameReader::new(server_end, MAX_REQUEST_BYTES);
         let mut names = Vec::new();
         while names.len() < expected.len() {
             let frame = reader.next().await.unwrap().unwrap();

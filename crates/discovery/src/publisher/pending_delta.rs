@@ -6,7 +6,7 @@ use std::sync::Arc;
 use leno_model::{EndpointId, PortConfig, ServiceConfig, ServiceName, Snapshot};
 
 use super::sendable::RetainedResources;
-use crate::held_versions::{HeldService, HeldVersions, endpoints_of};
+use crate::held_versions::{HeldService, HeldVersions, service_endpoints};
 use crate::key::ResourceKey;
 use crate::message::Upsert;
 use crate::resource::{
@@ -22,7 +22,7 @@ use crate::resource::{
 #[derive(Debug, Default)]
 pub(super) struct PendingDelta {
     /// Removed endpoints of services that remain.
-    dropped: Vec<ResourceKey>,
+    removed_endpoints: Vec<ResourceKey>,
     /// The workload configuration and services.
     upserts: Vec<Upsert>,
     endpoints: Vec<Upsert>,
@@ -35,23 +35,26 @@ pub(super) struct PendingDelta {
 impl PendingDelta {
     pub(super) fn new(
         snapshot: &Snapshot,
-        synced: Option<&Snapshot>,
+        synced_snapshot: Option<&Snapshot>,
         held: &HeldVersions,
         retained: RetainedResources<'_>,
     ) -> Self {
         let mut draft = Self::default();
-        if synced.is_none_or(|synced| !is_same(&synced.config, &snapshot.config)) {
+        if synced_snapshot
+            .is_none_or(|synced_snapshot| !is_same(&synced_snapshot.config, &snapshot.config))
+        {
             draft.add_workload_config(snapshot, held, retained);
         }
         for (name, service) in &snapshot.services {
-            let before = synced.and_then(|synced| synced.services.get(name));
-            if before.is_none_or(|before| !is_same(before, service)) {
-                let before = before.map(|before| &**before);
-                draft.add_service(service, before, held.services.get(name), retained);
+            let synced_service =
+                synced_snapshot.and_then(|synced_snapshot| synced_snapshot.services.get(name));
+            if synced_service.is_none_or(|synced_service| !is_same(synced_service, service)) {
+                let synced_service = synced_service.map(|synced_service| &**synced_service);
+                draft.add_service(service, synced_service, held.services.get(name), retained);
             }
         }
-        draft.add_addresses(snapshot, synced, held, retained);
-        draft.add_names(snapshot, synced, held, retained);
+        draft.add_addresses(snapshot, synced_snapshot, held, retained);
+        draft.add_names(snapshot, synced_snapshot, held, retained);
         for (name, service) in &held.services {
             if !snapshot.services.contains_key(name) {
                 draft.remove_service(name, service, retained);
@@ -61,7 +64,7 @@ impl PendingDelta {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.dropped.is_empty()
+        self.removed_endpoints.is_empty()
             && self.upserts.is_empty()
             && self.endpoints.is_empty()
             && self.addresses.is_empty()
@@ -73,7 +76,7 @@ impl PendingDelta {
         self.upserts.first().is_some_and(|upsert| upsert.key == ResourceKey::Workload)
     }
 
-    /// The resources that exceed the size limit.
+    /// Returns the resources that exceed the size limit.
     pub(super) fn oversized_resources(&self) -> impl Iterator<Item = &Upsert> {
         let upserts = self.upserts.iter().chain(&self.endpoints).chain(&self.addresses);
         let upserts = upserts.chain(&self.names);
@@ -93,7 +96,7 @@ impl PendingDelta {
         let take_key = |key: &ResourceKey, take_bytes: &mut dyn FnMut(usize) -> bool| {
             take_bytes(encoded_size(key))
         };
-        let mut removed = self.dropped;
+        let mut removed = self.removed_endpoints;
         removed.retain(|key| take_key(key, &mut take_bytes));
         let mut upserts = self.upserts;
         upserts.extend(self.endpoints);
@@ -124,13 +127,14 @@ impl PendingDelta {
     fn add_addresses(
         &mut self,
         snapshot: &Snapshot,
-        synced: Option<&Snapshot>,
+        synced_snapshot: Option<&Snapshot>,
         held: &HeldVersions,
         retained: RetainedResources<'_>,
     ) {
         for (address, address_entry) in &snapshot.addresses {
-            let before = synced.and_then(|synced| synced.addresses.get(address));
-            if before.is_some_and(|before| is_same(before, address_entry)) {
+            let synced_entry =
+                synced_snapshot.and_then(|synced_snapshot| synced_snapshot.addresses.get(address));
+            if synced_entry.is_some_and(|synced_entry| is_same(synced_entry, address_entry)) {
                 continue;
             }
             let key = ResourceKey::Address(*address);
@@ -141,22 +145,24 @@ impl PendingDelta {
                 self.addresses.push(upsert);
             }
         }
-        let removed = held.addresses.keys().filter(|held| !snapshot.addresses.contains_key(held));
-        let removed = removed.map(|address| ResourceKey::Address(*address));
-        self.removed.extend(removed.filter(|key| !retained.contains(key, None)));
+        let removed_keys =
+            held.addresses.keys().filter(|held| !snapshot.addresses.contains_key(held));
+        let removed_keys = removed_keys.map(|address| ResourceKey::Address(*address));
+        self.removed.extend(removed_keys.filter(|key| !retained.contains(key, None)));
     }
 
     /// Adds DNS records, and removals of unsubscribed ones.
     fn add_names(
         &mut self,
         snapshot: &Snapshot,
-        synced: Option<&Snapshot>,
+        synced_snapshot: Option<&Snapshot>,
         held: &HeldVersions,
         retained: RetainedResources<'_>,
     ) {
         for (name, dns_record) in &snapshot.names {
-            let before = synced.and_then(|synced| synced.names.get(name));
-            if before.is_some_and(|before| is_same(before, dns_record)) {
+            let synced_record =
+                synced_snapshot.and_then(|synced_snapshot| synced_snapshot.names.get(name));
+            if synced_record.is_some_and(|synced_record| is_same(synced_record, dns_record)) {
                 continue;
             }
             let key = ResourceKey::Name(name.clone());
@@ -167,15 +173,15 @@ impl PendingDelta {
                 self.names.push(upsert);
             }
         }
-        let removed = held.names.keys().filter(|held| !snapshot.names.contains_key(held));
-        let removed = removed.map(|name| ResourceKey::Name(name.clone()));
-        self.removed.extend(removed.filter(|key| !retained.contains(key, None)));
+        let removed_keys = held.names.keys().filter(|held| !snapshot.names.contains_key(held));
+        let removed_keys = removed_keys.map(|name| ResourceKey::Name(name.clone()));
+        self.removed.extend(removed_keys.filter(|key| !retained.contains(key, None)));
     }
 
     fn add_service(
         &mut self,
         service: &ServiceConfig,
-        before: Option<&ServiceConfig>,
+        synced_service: Option<&ServiceConfig>,
         held: Option<&HeldService>,
         retained: RetainedResources<'_>,
     ) {
@@ -190,26 +196,28 @@ impl PendingDelta {
         // Endpoints of a service that the proxy rejects are not sent.
         if is_sent || held_version.is_some() {
             for (number, port) in &service.ports {
-                let before = before.and_then(|before| before.ports.get(number));
-                self.add_endpoints(port, before, held, retained);
+                let synced_port =
+                    synced_service.and_then(|synced_service| synced_service.ports.get(number));
+                self.add_endpoints(port, synced_port, held, retained);
             }
         }
         if let Some(held) = held {
-            self.drop_endpoints(&service.name, Some(service), held, retained);
+            self.remove_endpoints(&service.name, Some(service), held, retained);
         }
     }
 
     fn add_endpoints(
         &mut self,
         port: &PortConfig,
-        before: Option<&PortConfig>,
+        synced_port: Option<&PortConfig>,
         held: Option<&HeldService>,
         retained: RetainedResources<'_>,
     ) {
-        let mut before = before.map_or(&[][..], |port| &port.endpoints).iter().peekable();
+        let mut synced_endpoints =
+            synced_port.map_or(&[][..], |port| &port.endpoints).iter().peekable();
         for endpoint in &port.endpoints {
-            while before.next_if(|old| old.id < endpoint.id).is_some() {}
-            if before.next_if(|old| is_same(old, endpoint)).is_some() {
+            while synced_endpoints.next_if(|old| old.id < endpoint.id).is_some() {}
+            if synced_endpoints.next_if(|old| is_same(old, endpoint)).is_some() {
                 continue;
             }
             let key = ResourceKey::Endpoint(endpoint.id.clone());
@@ -223,26 +231,26 @@ impl PendingDelta {
         }
     }
 
-    fn drop_endpoints(
+    fn remove_endpoints(
         &mut self,
         name: &ServiceName,
         service: Option<&ServiceConfig>,
         held: &HeldService,
         retained: RetainedResources<'_>,
     ) {
-        let desired = service.into_iter().flat_map(endpoints_of);
+        let desired = service.into_iter().flat_map(service_endpoints);
         let desired = desired.map(|(port, endpoint)| (port, &endpoint.id.workload));
         let desired: BTreeSet<_> = desired.collect();
-        let removed =
+        let removed_endpoints =
             held.endpoints.keys().filter(|(port, name)| !desired.contains(&(*port, name)));
-        let keys = removed.map(|(port, workload)| {
+        let keys = removed_endpoints.map(|(port, workload)| {
             ResourceKey::Endpoint(EndpointId {
                 service: name.clone(),
                 port: *port,
                 workload: workload.clone(),
             })
         });
-        self.dropped.extend(keys.filter(|key| !retained.contains(key, None)));
+        self.removed_endpoints.extend(keys.filter(|key| !retained.contains(key, None)));
     }
 
     fn remove_service(
@@ -252,7 +260,7 @@ impl PendingDelta {
         retained: RetainedResources<'_>,
     ) {
         if held.version.is_none() {
-            return self.drop_endpoints(name, None, held, retained);
+            return self.remove_endpoints(name, None, held, retained);
         }
         let key = ResourceKey::Service(name.clone());
         if !retained.contains(&key, None) {
@@ -265,7 +273,7 @@ fn is_same<T: PartialEq>(left: &Arc<T>, right: &Arc<T>) -> bool {
     Arc::ptr_eq(left, right) || left == right
 }
 
-/// The encoded size of a key in a message, rounded up.
+/// Returns the encoded size of a key in a message, rounded up.
 fn encoded_size(key: &ResourceKey) -> usize {
     let names = match key {
         ResourceKey::Workload => 0,
@@ -281,11 +289,11 @@ fn encoded_size(key: &ResourceKey) -> usize {
                 + workload.name.as_str().len()
         }
     };
-    names + KEY_BYTES
+    names + KEY_OVERHEAD_BYTES
 }
 
-/// Tags, lengths, separators and the port of a key, and the tags and lengths around it.
-const KEY_BYTES: usize = 48;
+/// The maximum size of a key apart from its names: tags, lengths, separators and the port.
+const KEY_OVERHEAD_BYTES: usize = 48;
 
 /// The length of an IPv6 address.
 const MAX_ADDRESS_BYTES: usize = 16;

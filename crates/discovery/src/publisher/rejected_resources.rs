@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use leno_model::Snapshot;
 
 use crate::envelope::{MAX_REASON_BYTES, truncate_text};
-use crate::held_versions::{HeldVersions, endpoints_of};
+use crate::held_versions::{HeldVersions, service_endpoints};
 use crate::key::{ChangeId, ResourceKey, ResourceVersion};
 use crate::message::{ConfigUpdate, ResourceRejection};
 use crate::resource::{
@@ -25,14 +25,14 @@ struct RejectedResource {
     /// The rejected content; `None` if its removal was rejected.
     version: Option<ResourceVersion>,
     reason: String,
-    until: RetryTrigger,
+    retry_trigger: RetryTrigger,
 }
 
 /// The change that makes another attempt worthwhile.
 #[derive(Debug)]
 enum RetryTrigger {
     /// A change of the content itself.
-    Changed,
+    ContentChanged,
     /// A change of the state of another resource.
     DependencyChanged(ResourceKey, DependencyState),
     /// Any newer configuration than that of this change: the proxy did not name the invalid part of the delta.
@@ -62,9 +62,9 @@ impl RejectedResources {
         self.entries.iter().map(|(key, entry)| ResourceRejection {
             key: key.clone(),
             reason: entry.reason.clone(),
-            because: match &entry.until {
+            because: match &entry.retry_trigger {
                 RetryTrigger::DependencyChanged(key, _) => Some(key.clone()),
-                RetryTrigger::Changed | RetryTrigger::NextConfig(_) => None,
+                RetryTrigger::ContentChanged | RetryTrigger::NextConfig(_) => None,
             },
         })
     }
@@ -79,7 +79,11 @@ impl RejectedResources {
         let reason = reason.to_owned();
         self.entries.insert(
             key,
-            RejectedResource { version: Some(version), reason, until: RetryTrigger::Changed },
+            RejectedResource {
+                version: Some(version),
+                reason,
+                retry_trigger: RetryTrigger::ContentChanged,
+            },
         );
     }
 
@@ -93,24 +97,25 @@ impl RejectedResources {
     ) -> bool {
         let by_key: BTreeMap<_, _> =
             rejections.iter().map(|rejection| (&rejection.key, rejection)).collect();
-        let mut names_part = false;
+        let mut names_sent_resource = false;
         for (key, version) in sent_resources {
             let Some(rejection) = by_key.get(key) else {
                 continue;
             };
-            names_part = true;
-            let until = match &rejection.because {
+            names_sent_resource = true;
+            let retry_trigger = match &rejection.because {
                 Some(dependency) => {
                     let state = DependencyState::new(dependency, update, held);
                     RetryTrigger::DependencyChanged(dependency.clone(), state)
                 }
-                None if version.is_some() => RetryTrigger::Changed,
+                None if version.is_some() => RetryTrigger::ContentChanged,
                 None => RetryTrigger::NextConfig(update.change),
             };
             let reason = truncate_text(&rejection.reason, MAX_REASON_BYTES).to_owned();
-            self.entries.insert(key.clone(), RejectedResource { version: *version, reason, until });
+            self.entries
+                .insert(key.clone(), RejectedResource { version: *version, reason, retry_trigger });
         }
-        names_part
+        names_sent_resource
     }
 
     /// Records a rejected delta of which no part was named. None of its resources is sent again before the next
@@ -122,34 +127,38 @@ impl RejectedResources {
         change: ChangeId,
     ) {
         let reason = match rejections.first() {
-            Some(first) => truncate_text(&first.to_string(), MAX_REASON_BYTES).to_owned(),
+            Some(first_rejection) => {
+                truncate_text(&first_rejection.to_string(), MAX_REASON_BYTES).to_owned()
+            }
             None => "rejected without a reason".to_owned(),
         };
         for (key, version) in sent_resources {
-            let (reason, until) = (reason.clone(), RetryTrigger::NextConfig(change));
-            self.entries.insert(key.clone(), RejectedResource { version: *version, reason, until });
+            let (reason, retry_trigger) = (reason.clone(), RetryTrigger::NextConfig(change));
+            self.entries
+                .insert(key.clone(), RejectedResource { version: *version, reason, retry_trigger });
         }
     }
 
     /// Releases all resources that wait for the state of another one; returns true if there were any.
     pub(super) fn try_release_dependents(&mut self) -> bool {
-        let before = self.entries.len();
+        let old_count = self.entries.len();
         self.release_dependents();
-        self.entries.len() < before
+        self.entries.len() < old_count
     }
 
     /// Releases rejections about references after the proxy accepted a set of absent services: dangling
     /// references may be valid now, and referenced resources may be removable.
     pub(super) fn release_dependents(&mut self) {
-        self.entries.retain(|_, entry| !matches!(entry.until, RetryTrigger::DependencyChanged(..)));
+        self.entries
+            .retain(|_, entry| !matches!(entry.retry_trigger, RetryTrigger::DependencyChanged(..)));
     }
 
     /// Releases resources that are no longer desired in the rejected form, and those that may be accepted now.
     pub(super) fn release(&mut self, update: &ConfigUpdate, held: &HeldVersions) {
         self.entries.retain(|key, entry| {
             let desired = desired_version(&update.snapshot, key);
-            let is_withheld = match &entry.until {
-                RetryTrigger::Changed => true,
+            let is_withheld = match &entry.retry_trigger {
+                RetryTrigger::ContentChanged => true,
                 RetryTrigger::DependencyChanged(dependency, state) => {
                     DependencyState::new(dependency, update, held) == *state
                 }
@@ -170,7 +179,7 @@ impl DependencyState {
     }
 }
 
-/// The desired version of a resource, if any.
+/// Returns the desired version of a resource, if any.
 fn desired_version(snapshot: &Snapshot, key: &ResourceKey) -> Option<ResourceVersion> {
     let content = match key {
         ResourceKey::Workload => encode_workload_config(&snapshot.config),
@@ -178,7 +187,7 @@ fn desired_version(snapshot: &Snapshot, key: &ResourceKey) -> Option<ResourceVer
         ResourceKey::Address(address) => encode_address_entry(snapshot.addresses.get(address)?),
         ResourceKey::Name(name) => encode_dns_record(snapshot.names.get(name)?),
         ResourceKey::Endpoint(id) => {
-            let mut endpoints = endpoints_of(snapshot.services.get(&id.service)?);
+            let mut endpoints = service_endpoints(snapshot.services.get(&id.service)?);
             encode_endpoint(endpoints.find(|(_, endpoint)| endpoint.id == *id)?.1)
         }
     };

@@ -10,18 +10,20 @@ use crate::held_versions::HeldVersions;
 use crate::key::{ResourceKey, ResourceVersion};
 use crate::unknown_endpoints::UnknownEndpoints;
 
-/// The part of a snapshot to send now.
+/// Returns the part of a snapshot to send now.
 ///
 /// Excluded are services that are new to the proxy and have no known endpoints yet, and services that route to
 /// them: a request for one waits at the proxy, as for any unknown service, instead of failing for lack of
 /// endpoints. Services that a held service routes to are always sent, because references must be valid.
-pub(super) fn sendable_part(
+pub(super) fn select_sendable_part(
     snapshot: &Arc<Snapshot>,
     unknown_endpoints: &UnknownEndpoints,
     held: &HeldVersions,
 ) -> Arc<Snapshot> {
-    let mut excluded =
-        with_dependents(snapshot, services_without_endpoints(snapshot, unknown_endpoints, held));
+    let mut excluded = add_dependents(
+        snapshot,
+        find_services_without_endpoints(snapshot, unknown_endpoints, held),
+    );
     if excluded.is_empty() {
         return Arc::clone(snapshot);
     }
@@ -56,17 +58,18 @@ pub(super) struct RetainedResources<'a> {
 impl RetainedResources<'_> {
     /// True if this content, or the removal (`None`), is not sent although it differs.
     pub(super) fn contains(&self, key: &ResourceKey, version: Option<ResourceVersion>) -> bool {
-        let uncertain = match key {
+        let is_uncertain = match key {
             ResourceKey::Endpoint(id) => version.is_none() && self.unknown_endpoints.contains(id),
             ResourceKey::Address(address) => self.unknown_endpoints.contains_address(address),
             ResourceKey::Workload | ResourceKey::Service(_) | ResourceKey::Name(_) => false,
         };
-        uncertain || self.rejected_resources.contains(key, version)
+        is_uncertain || self.rejected_resources.contains(key, version)
     }
 }
 
-/// Services with a port that has no known endpoint, retains none at the proxy, and may still get one.
-fn services_without_endpoints<'a>(
+/// Returns the services with a port that has no known endpoint, retains none at the proxy, and may still get
+/// one.
+fn find_services_without_endpoints<'a>(
     snapshot: &'a Snapshot,
     unknown_endpoints: &'a UnknownEndpoints,
     held: &HeldVersions,
@@ -85,8 +88,8 @@ fn services_without_endpoints<'a>(
     without_endpoint.map(|((service, _), _)| service).collect()
 }
 
-/// The services, and all services that route to them directly or indirectly.
-fn with_dependents<'a>(
+/// Returns the given services, and all services that route to them directly or indirectly.
+fn add_dependents<'a>(
     snapshot: &'a Snapshot,
     services: BTreeSet<&'a ServiceName>,
 ) -> BTreeSet<&'a ServiceName> {
@@ -108,7 +111,7 @@ fn with_dependents<'a>(
     closure
 }
 
-/// The services that a service routes to.
+/// Returns the services that a service routes to.
 fn backend_services(service: &ServiceConfig) -> impl Iterator<Item = &ServiceName> {
     service.ports.values().flat_map(PortConfig::backends).map(|backend| &backend.service)
 }

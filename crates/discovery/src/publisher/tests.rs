@@ -1,4 +1,5 @@
-//! Tests of the publisher: one delta in flight, the newest update wins, only differences, remembered rejections.
+//! Tests of the publisher: one delta in flight, the newest update wins, only differences, remembered
+//! rejections.
 
 use leno_model::{EndpointId, ValueMatch};
 
@@ -22,8 +23,8 @@ fn publish_all(
         let rejections: Vec<_> = delta.upserts.iter().filter_map(&reject).collect();
         let nonce = delta.nonce;
         match subscriber.stage(delta) {
-            Ok(staged) if rejections.is_empty() => {
-                subscriber.commit(staged);
+            Ok(staged_delta) if rejections.is_empty() => {
+                subscriber.commit(staged_delta);
                 publisher.acknowledge(nonce).unwrap();
             }
             Ok(_) => assert!(publisher.reject_delta(nonce, &rejections).is_some()),
@@ -50,38 +51,38 @@ fn the_first_delta_contains_all_resources_and_the_next_only_differences() {
     assert_eq!(subscriber.current_update(), Some(&bookinfo_update()));
     assert_eq!(publisher.applied_change(), Some(ChangeId(1)));
 
-    let mut next = bookinfo_update();
-    next.change = ChangeId(2);
-    publisher.set_update(next.clone());
+    let mut next_update = bookinfo_update();
+    next_update.change = ChangeId(2);
+    publisher.set_update(next_update.clone());
     assert_eq!(publisher.next_delta(), None, "an equal configuration sends nothing");
     assert_eq!(publisher.applied_change(), Some(ChangeId(2)));
 
-    let snapshot = Arc::make_mut(&mut next.snapshot);
+    let snapshot = Arc::make_mut(&mut next_update.snapshot);
     snapshot.services.insert(service_name("ratings"), Arc::new(service_config("ratings", 4)));
-    publisher.set_update(next.clone());
+    publisher.set_update(next_update.clone());
     let deltas = publish_all(&mut publisher, &mut subscriber, accept_all);
     let keys: Vec<_> = deltas[0].upserts.iter().map(|upsert| upsert.key.clone()).collect();
     assert_eq!(keys, [ResourceKey::Endpoint(service_endpoint(&service_name("ratings"), 3).id)]);
     assert!(deltas.len() == 1 && deltas[0].removed.is_empty() && deltas[0].absent.is_none());
-    assert_eq!(subscriber.current_update(), Some(&next));
+    assert_eq!(subscriber.current_update(), Some(&next_update));
 }
 
 #[test]
 fn a_changed_endpoint_is_sent_alone() {
     let (mut publisher, mut subscriber) =
         publisher_and_subscriber(update_with(1, [service_config("ratings", 1000)]));
-    let mut moved = service_config("ratings", 1000);
-    let endpoints = &mut moved.ports.get_mut(&9080).unwrap().endpoints;
+    let mut changed_service = service_config("ratings", 1000);
+    let endpoints = &mut changed_service.ports.get_mut(&9080).unwrap().endpoints;
     Arc::make_mut(&mut endpoints[500]).address.set_port(9);
     endpoints.remove(700);
-    publisher.set_update(update_with(2, [moved]));
+    publisher.set_update(update_with(2, [changed_service]));
     let delta = publisher.next_delta().unwrap();
     assert_eq!((delta.upserts.len(), delta.removed.len()), (1, 1));
     let wire = crate::envelope::delta_to_wire(delta.clone());
     let bytes = prost::Message::encoded_len(&wire);
     assert!(bytes < 200, "{bytes} bytes");
-    let staged = subscriber.stage(delta).unwrap();
-    subscriber.commit(staged);
+    let staged_delta = subscriber.stage(delta).unwrap();
+    subscriber.commit(staged_delta);
     assert_eq!(subscriber.held_versions().len(), 1001);
 }
 
@@ -89,18 +90,20 @@ fn a_changed_endpoint_is_sent_alone() {
 fn one_delta_is_in_flight_and_the_newest_update_wins() {
     let mut publisher = Publisher::new(Vec::new());
     publisher.set_update(update_with(1, [service_config("a", 1)]));
-    let first = publisher.next_delta().unwrap();
+    let first_delta = publisher.next_delta().unwrap();
     publisher.set_update(update_with(2, [service_config("b", 1)]));
     publisher.set_update(update_with(3, [service_config("a", 1), service_config("c", 1)]));
     assert_eq!(publisher.next_delta(), None);
-    assert_eq!(publisher.acknowledge(first.nonce + 7), None, "not in flight");
-    let acknowledged = publisher.acknowledge(first.nonce);
+    assert_eq!(publisher.acknowledge(first_delta.nonce + 7), None, "not in flight");
+    let acknowledged = publisher.acknowledge(first_delta.nonce);
     assert_eq!(acknowledged, Some(AcknowledgedDelta { change: ChangeId(1), whole: true }));
-    assert_eq!(publisher.acknowledge(first.nonce), None, "already acknowledged");
-    let second = publisher.next_delta().unwrap();
-    assert_eq!(second.change, ChangeId(3));
-    assert!(second.removed.is_empty(), "b was never sent");
-    assert!(second.upserts.iter().all(|upsert| upsert.key.service() == Some(&service_name("c"))));
+    assert_eq!(publisher.acknowledge(first_delta.nonce), None, "already acknowledged");
+    let second_delta = publisher.next_delta().unwrap();
+    assert_eq!(second_delta.change, ChangeId(3));
+    assert!(second_delta.removed.is_empty(), "b was never sent");
+    assert!(
+        second_delta.upserts.iter().all(|upsert| upsert.key.service() == Some(&service_name("c")))
+    );
 }
 
 #[test]
@@ -132,7 +135,7 @@ fn a_rejected_resource_is_not_sent_again_until_it_changes() {
     let (mut publisher, mut subscriber) = publisher_and_subscriber(update_with(1, []));
     publisher.set_update(update_with(2, [service_config("bad", 2), service_config("good", 2)]));
     let deltas = publish_all(&mut publisher, &mut subscriber, reject_bad);
-    assert_eq!(deltas.len(), 2, "with it, then without");
+    assert_eq!(deltas.len(), 2, "one delta with the rejected resource, one without");
     assert!(
         deltas[1].upserts.iter().all(|upsert| upsert.key.service() == Some(&service_name("good")))
     );
@@ -187,7 +190,7 @@ fn a_resource_waits_for_a_rejected_resource_that_it_depends_on() {
         .insert(service_name("ratings"), Arc::new(ratings));
     publisher.set_update(repaired.clone());
     publish_all(&mut publisher, &mut subscriber, accept_all);
-    assert_eq!(subscriber.current_update(), Some(&repaired), "both were sent");
+    assert_eq!(subscriber.current_update(), Some(&repaired), "both resources were sent");
 }
 
 #[test]
@@ -203,10 +206,10 @@ fn a_rejection_without_a_sent_resource_withholds_the_delta_until_the_next_update
             .rejected_resources()
             .all(|rejection| rejection.reason == "plan: the address is in use")
     );
-    let next = update_with(3, [service_config("a", 1)]);
-    publisher.set_update(next.clone());
+    let next_update = update_with(3, [service_config("a", 1)]);
+    publisher.set_update(next_update.clone());
     publish_all(&mut publisher, &mut subscriber, accept_all);
-    assert_eq!(subscriber.current_update(), Some(&next));
+    assert_eq!(subscriber.current_update(), Some(&next_update));
 }
 
 #[test]
@@ -268,7 +271,7 @@ fn a_configuration_larger_than_a_message_is_sent_in_parts() {
     assert_eq!(subscriber.held_versions().len(), 1, "services take their endpoints with them");
 }
 
-/// The configuration without some endpoints of a service; their absence is uncertain.
+/// Returns the configuration without some endpoints of a service; their absence is uncertain.
 fn without_endpoints(
     mut update: ConfigUpdate,
     name: &str,
@@ -278,8 +281,8 @@ fn without_endpoints(
     let ids: Vec<EndpointId> =
         indexes.iter().map(|index| service_endpoint(&service, *index).id).collect();
     let services = &mut Arc::make_mut(&mut update.snapshot).services;
-    let view = Arc::make_mut(services.get_mut(&service).unwrap());
-    view.ports.get_mut(&9080).unwrap().endpoints.retain(|held| !ids.contains(&held.id));
+    let changed_service = Arc::make_mut(services.get_mut(&service).unwrap());
+    changed_service.ports.get_mut(&9080).unwrap().endpoints.retain(|held| !ids.contains(&held.id));
     (update, ids)
 }
 

@@ -31,10 +31,10 @@ impl UpdateHandler for QueryForwarder {
 /// A control plane and a connected proxy.
 struct Exchange {
     queries: Arc<Queries>,
-    at_proxy: mpsc::Receiver<Query>,
+    received_queries: mpsc::Receiver<Query>,
     budget: Arc<Budget>,
     /// Ends the stream.
-    hang_up: oneshot::Sender<()>,
+    disconnect: oneshot::Sender<()>,
 }
 
 impl Exchange {
@@ -44,15 +44,19 @@ impl Exchange {
 
     /// Responds to the next query at the proxy with this body, and returns its path.
     async fn respond_next(&mut self, body: &[u8]) -> String {
-        let query = self.at_proxy.recv().await.unwrap();
+        let query = self.received_queries.recv().await.unwrap();
         query.reply.send(QueryResponse { status: 200, body: body.to_vec() }).unwrap();
         query.path
     }
 }
 
-async fn control_plane(near: DuplexStream, budget: Arc<Budget>, operators: OperatorSessions) {
+async fn run_control_plane(
+    server_end: DuplexStream,
+    budget: Arc<Budget>,
+    operators: OperatorSessions,
+) {
     let (queue, mut events) = event_queue(16);
-    let result = serve_proxy(near, CONNECTION, queue.create_sender(budget), None, operators);
+    let result = serve_proxy(server_end, CONNECTION, queue.create_sender(budget), None, operators);
     let owner = async {
         let mut response_senders = Vec::new();
         while let Some(queued) = events.recv().await {
@@ -68,12 +72,12 @@ async fn control_plane(near: DuplexStream, budget: Arc<Budget>, operators: Opera
 }
 
 /// Runs a test against both ends of a stream.
-async fn with_stream(answers_queries: bool, test: impl AsyncFnOnce(Exchange)) {
-    let (near, far) = duplex(64 << 10);
+async fn run_with_stream(answers_queries: bool, test: impl AsyncFnOnce(Exchange)) {
+    let (server_end, proxy_end) = duplex(64 << 10);
     let (operators, budget) =
         (OperatorSessions::new(u64::MAX), Arc::new(Budget::new(Instant::now())));
-    let (sender, at_proxy) = mpsc::channel(4);
-    let (hang_up, hang_up_receiver) = oneshot::channel();
+    let (sender, received_queries) = mpsc::channel(4);
+    let (disconnect, disconnect_receiver) = oneshot::channel();
     let queries = Arc::clone(&operators.queries);
     let test = async {
         // The proxy has sent its Hello.
@@ -81,20 +85,21 @@ async fn with_stream(answers_queries: bool, test: impl AsyncFnOnce(Exchange)) {
             tokio::task::yield_now().await;
         }
         let budget = Arc::clone(&budget);
-        test(Exchange { queries: Arc::clone(&queries), at_proxy, budget, hang_up }).await;
+        test(Exchange { queries: Arc::clone(&queries), received_queries, budget, disconnect })
+            .await;
     };
     let proxy = async {
         let (_requests, mut requests) = mpsc::channel(1);
         let (mut subscriber, mut forwarder) = (Subscriber::new(), QueryForwarder(sender));
         let hello = Hello { answers_queries, ..gateway_hello() };
         let client =
-            follow_control_plane(far, hello, &mut subscriber, &mut requests, &mut forwarder);
+            follow_control_plane(proxy_end, hello, &mut subscriber, &mut requests, &mut forwarder);
         tokio::select! {
             error = client => panic!("{error}"),
-            _ = hang_up_receiver => {}
+            _ = disconnect_receiver => {}
         }
     };
-    let control = control_plane(near, Arc::clone(&budget), operators);
+    let control = run_control_plane(server_end, Arc::clone(&budget), operators);
     // The test continues after both ends of the stream ended.
     let stream = async {
         tokio::join!(proxy, control);
@@ -109,7 +114,7 @@ async fn with_stream(answers_queries: bool, test: impl AsyncFnOnce(Exchange)) {
 
 #[tokio::test(start_paused = true)]
 async fn a_long_response_arrives_whole_and_is_not_charged_to_the_proxy() {
-    with_stream(true, async |mut exchange: Exchange| {
+    run_with_stream(true, async |mut exchange: Exchange| {
         let body: Vec<u8> = (0..1_000_001_u32).map(|byte| byte.to_le_bytes()[0]).collect();
         let now = Instant::now();
         // Nearly the whole reading budget is spent.
@@ -119,37 +124,37 @@ async fn a_long_response_arrives_whole_and_is_not_charged_to_the_proxy() {
         let (response, path) = tokio::join!(query, exchange.respond_next(&body));
         assert_eq!(path, "/config");
         assert_eq!(response, Ok(QueryResponse { status: 200, body }));
-        assert_eq!(exchange.budget.reads_at(now), None);
-        let (empty, _) =
+        assert_eq!(exchange.budget.next_read_at(now), None);
+        let (empty_response, _) =
             tokio::join!(queries.send_query(CONNECTION, "/".into()), exchange.respond_next(b""));
-        assert_eq!(empty, Ok(QueryResponse { status: 200, body: Vec::new() }));
+        assert_eq!(empty_response, Ok(QueryResponse { status: 200, body: Vec::new() }));
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_late_response_is_dropped_and_the_next_query_gets_its_own() {
-    with_stream(true, async |mut exchange: Exchange| {
+    run_with_stream(true, async |mut exchange: Exchange| {
         let start = Instant::now();
         assert_eq!(exchange.send_query("/first").await, Err(QueryError::Timeout));
         assert_eq!(start.elapsed(), QUERY_DEADLINE);
         assert_eq!(exchange.respond_next(b"late").await, "/first");
-        // It is sent before the next query.
+        // The late response is sent before the next query.
         sleep(Duration::from_millis(1)).await;
         let queries = Arc::clone(&exchange.queries);
         let query = queries.send_query(CONNECTION, "/second".to_owned());
-        let (second, path) = tokio::join!(query, exchange.respond_next(b"second"));
-        assert_eq!((second.unwrap().body, path.as_str()), (b"second".to_vec(), "/second"));
+        let (second_response, path) = tokio::join!(query, exchange.respond_next(b"second"));
+        assert_eq!((second_response.unwrap().body, path.as_str()), (b"second".to_vec(), "/second"));
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_oversized_response_is_an_error_and_the_stream_stays_open() {
-    with_stream(true, async |mut exchange: Exchange| {
+    run_with_stream(true, async |mut exchange: Exchange| {
         let queries = Arc::clone(&exchange.queries);
         let query = |path: &str| queries.send_query(CONNECTION, path.to_owned());
-        let oversized = vec![0; MAX_ANSWER_BYTES + 1];
+        let oversized = vec![0; MAX_RESPONSE_BYTES + 1];
         let (response, _) = tokio::join!(query("/config"), exchange.respond_next(&oversized));
         assert_eq!(response, Err(QueryError::Oversized));
         assert_eq!(query(&"/".repeat(MAX_PATH_BYTES + 1)).await, Err(QueryError::Path));
@@ -161,16 +166,16 @@ async fn an_oversized_response_is_an_error_and_the_stream_stays_open() {
 
 #[tokio::test(start_paused = true)]
 async fn a_query_fails_at_once_when_its_proxy_disconnects() {
-    with_stream(true, async |mut exchange: Exchange| {
+    run_with_stream(true, async |mut exchange: Exchange| {
         let start = Instant::now();
         let queries = Arc::clone(&exchange.queries);
         let query = queries.send_query(CONNECTION, "/config".to_owned());
-        let hang_up = async {
-            let query = exchange.at_proxy.recv().await.unwrap();
-            exchange.hang_up.send(()).unwrap();
+        let disconnect = async {
+            let query = exchange.received_queries.recv().await.unwrap();
+            exchange.disconnect.send(()).unwrap();
             query
         };
-        let (response, _query) = tokio::join!(query, hang_up);
+        let (response, _query) = tokio::join!(query, disconnect);
         assert_eq!((response, start.elapsed()), (Err(QueryError::Disconnected), Duration::ZERO));
         let later_response = queries.send_query(CONNECTION, "/config".to_owned()).await;
         assert_eq!(later_response, Err(QueryError::Disconnected), "its stream is removed");
@@ -180,18 +185,18 @@ async fn a_query_fails_at_once_when_its_proxy_disconnects() {
 
 #[tokio::test(start_paused = true)]
 async fn a_proxy_has_one_query_at_a_time_and_each_operator_gets_their_own_response() {
-    with_stream(true, async |mut exchange: Exchange| {
+    run_with_stream(true, async |mut exchange: Exchange| {
         let queries = Arc::clone(&exchange.queries);
         let query = |path: &str| queries.send_query(CONNECTION, path.to_owned());
         let proxy = async {
-            let first = exchange.at_proxy.recv().await.unwrap();
+            let first_query = exchange.received_queries.recv().await.unwrap();
             sleep(Duration::from_secs(1)).await;
-            assert!(exchange.at_proxy.try_recv().is_err(), "the second query waits");
-            let body = first.path.clone().into_bytes();
-            first.reply.send(QueryResponse { status: 200, body }).unwrap();
-            let second = exchange.at_proxy.recv().await.unwrap();
-            let body = second.path.clone().into_bytes();
-            second.reply.send(QueryResponse { status: 503, body }).unwrap();
+            assert!(exchange.received_queries.try_recv().is_err(), "the second query waits");
+            let body = first_query.path.clone().into_bytes();
+            first_query.reply.send(QueryResponse { status: 200, body }).unwrap();
+            let second_query = exchange.received_queries.recv().await.unwrap();
+            let body = second_query.path.clone().into_bytes();
+            second_query.reply.send(QueryResponse { status: 503, body }).unwrap();
         };
         let (first_response, second_response, ()) =
             tokio::join!(query("/one"), query("/two"), proxy);
@@ -203,22 +208,22 @@ async fn a_proxy_has_one_query_at_a_time_and_each_operator_gets_their_own_respon
 
 #[tokio::test(start_paused = true)]
 async fn an_operator_that_leaves_does_not_block_the_next_one() {
-    with_stream(true, async |mut exchange: Exchange| {
+    run_with_stream(true, async |mut exchange: Exchange| {
         let queries = Arc::clone(&exchange.queries);
         let query = |path: &str| queries.send_query(CONNECTION, path.to_owned());
-        let first = timeout(Duration::from_secs(1), query("/first")).await;
-        assert!(first.is_err(), "it left");
+        let first_response = timeout(Duration::from_secs(1), query("/first")).await;
+        assert!(first_response.is_err(), "the operator still waits");
         // Dropping a query at the proxy is a response as well.
-        drop(exchange.at_proxy.recv().await.unwrap());
-        let (second, _) = tokio::join!(query("/second"), exchange.respond_next(b"second"));
-        assert_eq!(second.unwrap().body, b"second");
+        drop(exchange.received_queries.recv().await.unwrap());
+        let (second_response, _) = tokio::join!(query("/second"), exchange.respond_next(b"second"));
+        assert_eq!(second_response.unwrap().body, b"second");
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_queries_of_a_control_plane_are_bounded() {
-    with_stream(true, async |exchange: Exchange| {
+    run_with_stream(true, async |exchange: Exchange| {
         let queries = Arc::clone(&exchange.queries);
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..=MAX_QUERIES {
@@ -226,14 +231,14 @@ async fn the_queries_of_a_control_plane_are_bounded() {
             tasks.spawn(async move { queries.send_query(CONNECTION, "/config".to_owned()).await });
         }
         let start = Instant::now();
-        let first = tasks.join_next().await.unwrap().unwrap();
-        // One does not get a permit in time.
-        assert_eq!((first, start.elapsed()), (Err(QueryError::Busy), PERMIT_TIMEOUT));
+        let first_response = tasks.join_next().await.unwrap().unwrap();
+        // One query does not get a permit in time.
+        assert_eq!((first_response, start.elapsed()), (Err(QueryError::Busy), PERMIT_TIMEOUT));
         let mut timeout_count = 0;
         while let Some(response) = tasks.join_next().await {
             timeout_count += usize::from(response.unwrap() == Err(QueryError::Timeout));
         }
-        assert_eq!(timeout_count, 1, "the proxy had one of them");
+        assert_eq!(timeout_count, 1, "the proxy has received one query");
         assert!(start.elapsed() <= PERMIT_TIMEOUT + QUERY_DEADLINE + STREAM_TIMEOUT);
         drop(exchange);
     })
@@ -242,11 +247,11 @@ async fn the_queries_of_a_control_plane_are_bounded() {
 
 #[tokio::test(start_paused = true)]
 async fn a_proxy_without_query_support_is_sent_no_query() {
-    with_stream(false, async |mut exchange: Exchange| {
+    run_with_stream(false, async |mut exchange: Exchange| {
         let start = Instant::now();
         assert_eq!(exchange.send_query("/config").await, Err(QueryError::Unsupported));
         assert_eq!(start.elapsed(), Duration::ZERO);
-        assert!(exchange.at_proxy.try_recv().is_err());
+        assert!(exchange.received_queries.try_recv().is_err());
     })
     .await;
 }

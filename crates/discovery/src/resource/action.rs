@@ -9,12 +9,12 @@ use leno_model::{
 };
 
 use super::fault::parse_share;
-use super::field::{InvalidField, convert_each, optional_name, parse_port};
+use super::field::{InvalidField, convert_each, parse_optional_name, parse_port};
 use super::service::{backend_to_wire, plain_backend_from_wire};
 use super::{cors, retry, session_persistence};
 use crate::proto;
 
-/// Absent for a rule without actions.
+/// Encodes actions; `None` for a rule without actions.
 pub(super) fn to_wire(actions: &RuleActions) -> Option<proto::RuleActions> {
     (*actions != RuleActions::default()).then(|| proto::RuleActions {
         request_headers: headers_to_wire(&actions.request_headers),
@@ -40,8 +40,8 @@ pub(super) fn from_wire(
     let cors = wire.cors.map(cors::from_wire).transpose();
     let persistence = wire.persistence.map(session_persistence::from_wire).transpose();
     let actions = RuleActions {
-        request_headers: headers_in("request_headers", wire.request_headers)?,
-        response_headers: headers_in("response_headers", wire.response_headers)?,
+        request_headers: parse_header_edits("request_headers", wire.request_headers)?,
+        response_headers: parse_header_edits("response_headers", wire.response_headers)?,
         redirect: redirect.map_err(|invalid| invalid.with_parent("redirect"))?,
         rewrite: rewrite.map_err(|invalid| invalid.with_parent("rewrite"))?,
         attempt_timeout: wire.attempt_timeout_nanoseconds.map(Duration::from_nanos),
@@ -66,7 +66,7 @@ fn mirror_from_wire(wire: proto::Backend) -> Result<WeightedBackend, InvalidFiel
     Ok(mirror)
 }
 
-/// 2^64 nanoseconds are 584 years: longer durations are the same in practice.
+/// Encodes a duration in nanoseconds, at most 2^64 (584 years).
 pub(super) fn to_nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -90,8 +90,8 @@ pub(super) fn header_from_wire(wire: proto::Header) -> Result<Header, InvalidFie
     Ok(Header { name: parse_editable("name", wire.name)?, value: wire.value })
 }
 
-/// Parses edits in a field; none if it is absent.
-pub(super) fn headers_in(
+/// Parses the header edits in a field; an absent field has none.
+pub(super) fn parse_header_edits(
     field: &'static str,
     wire: Option<proto::HeaderEdits>,
 ) -> Result<HeaderEdits, InvalidField> {
@@ -99,7 +99,7 @@ pub(super) fn headers_in(
     edits.map(Option::unwrap_or_default).map_err(|invalid| invalid.with_parent(field))
 }
 
-/// Names and values are copied into messages: those that could break one are rejected.
+/// Parses header edits. Names and values are copied into messages: those that could break one are rejected.
 fn headers_from_wire(wire: proto::HeaderEdits) -> Result<HeaderEdits, InvalidField> {
     let edits = HeaderEdits {
         set: convert_each("set", wire.set, header_from_wire)?,
@@ -157,7 +157,7 @@ fn redirect_from_wire(
     }
     Ok(Redirect {
         scheme,
-        hostname: optional_name("hostname", wire.hostname.as_deref())?,
+        hostname: parse_optional_name("hostname", wire.hostname.as_deref())?,
         path: path_from_wire(wire.path, matches)?,
         port: wire.port.map(|number| parse_port("port", number)).transpose()?,
         status,
@@ -176,7 +176,7 @@ pub(super) fn rewrite_from_wire(
     matches: &[RequestMatch],
 ) -> Result<UrlRewrite, InvalidField> {
     Ok(UrlRewrite {
-        hostname: optional_name("hostname", wire.hostname.as_deref())?,
+        hostname: parse_optional_name("hostname", wire.hostname.as_deref())?,
         path: path_from_wire(wire.path, matches)?,
     })
 }
@@ -196,11 +196,13 @@ fn path_from_wire(
 ) -> Result<Option<PathEdit>, InvalidField> {
     use proto::path_edit::Edit;
     let Some(wire) = wire else { return Ok(None) };
-    let prefixed =
+    let replaces_prefix =
         matches!(matches, [RequestMatch { path: PathMatch::Any | PathMatch::Prefix(_), .. }]);
     match wire.edit {
         Some(Edit::Full(path)) if PathEdit::is_path(&path) => Ok(Some(PathEdit::Full(path))),
-        Some(Edit::Prefix(path)) if prefixed && (path.is_empty() || PathEdit::is_path(&path)) => {
+        Some(Edit::Prefix(path))
+            if replaces_prefix && (path.is_empty() || PathEdit::is_path(&path)) =>
+        {
             Ok(Some(PathEdit::Prefix(path)))
         }
         Some(_) => Err(InvalidField::new("path", "is not a path, or does not replace a prefix")),

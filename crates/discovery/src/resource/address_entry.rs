@@ -6,7 +6,8 @@ use leno_model::{AddressEntry, AddressPort, EndpointId, WorkloadName};
 
 use super::endpoint;
 use super::field::{
-    InvalidField, by_port, convert_each, parse_name, parse_port, parse_protocol, protocol_to_wire,
+    InvalidField, collect_by_port, convert_each, parse_name, parse_port, parse_protocol,
+    protocol_to_wire,
 };
 use crate::proto::{self, address_entry};
 
@@ -24,7 +25,8 @@ pub(super) fn to_wire(address_entry: &AddressEntry) -> proto::AddressEntry {
     proto::AddressEntry { what: Some(entry) }
 }
 
-/// An unknown kind of entry must not be interpreted as an external address.
+/// Parses an address entry. An unknown kind is rejected, because it must not be interpreted as an external
+/// address.
 pub(super) fn from_wire(wire: proto::AddressEntry) -> Result<AddressEntry, InvalidField> {
     match wire.what {
         None => Err(InvalidField::new("what", "is missing, or unknown to this version")),
@@ -35,7 +37,7 @@ pub(super) fn from_wire(wire: proto::AddressEntry) -> Result<AddressEntry, Inval
         Some(address_entry::What::Workload(wire)) => {
             let workload: WorkloadName = parse_name("workload", &wire.workload)?;
             let ports = convert_each("ports", wire.ports, |wire| port_from_wire(&workload, wire))?;
-            Ok(AddressEntry::Workload { ports: by_port("ports", ports)?, workload })
+            Ok(AddressEntry::Workload { ports: collect_by_port("ports", ports)?, workload })
         }
     }
 }

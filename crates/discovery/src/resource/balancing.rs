@@ -4,7 +4,7 @@ use leno_model::{BalanceAlgorithm, HashKey, LoadBalancing, PortLoadBalancing, Sl
 
 use super::field::InvalidField;
 use super::traffic_policy::{
-    parse_duration, parse_small, policy_from_wire, policy_to_wire, to_nanoseconds,
+    parse_duration, parse_u8, policy_from_wire, policy_to_wire, to_nanoseconds,
 };
 use crate::proto;
 use crate::proto::balancing::Algorithm;
@@ -39,7 +39,7 @@ pub(super) fn from_wire(wire: proto::Balancing) -> Result<PortLoadBalancing, Inv
             return Err(InvalidField::new("algorithm", "is missing, or unknown to this version"));
         }
         Some(Algorithm::LeastRequest(choices)) => {
-            let choices = parse_small("least_request", choices, 2, LoadBalancing::MAX_CHOICES)?;
+            let choices = parse_u8("least_request", choices, 2, LoadBalancing::MAX_CHOICES)?;
             match wire.by_latency {
                 true => BalanceAlgorithm::PeakEwma { choices },
                 false => BalanceAlgorithm::LeastRequest { choices },
@@ -63,7 +63,7 @@ pub(super) fn from_wire(wire: proto::Balancing) -> Result<PortLoadBalancing, Inv
         }
         Some(proto::SlowStart { time_nanoseconds, percent_min }) => Some(SlowStart {
             time: parse_duration("warm_up.time_nanoseconds", time_nanoseconds)?,
-            percent_min: parse_small("warm_up.percent_min", percent_min, 1, 100)?,
+            percent_min: parse_u8("warm_up.percent_min", percent_min, 1, 100)?,
         }),
     };
     let rule = LoadBalancing { algorithm, slow_start };

@@ -10,7 +10,7 @@ use leno_model::{
 use super::action::{header_from_wire, header_to_wire};
 use super::field::InvalidField;
 use super::traffic_policy::{
-    at_least_1, classes_from_wire, classes_to_wire, parse_duration, parse_small, policy_from_wire,
+    classes_from_wire, classes_to_wire, parse_duration, parse_nonzero, parse_u8, policy_from_wire,
     policy_to_wire, to_nanoseconds,
 };
 use crate::proto;
@@ -46,7 +46,7 @@ pub(super) fn from_wire(wire: proto::CircuitBreaker) -> Result<PortCircuitBreake
     Ok(PortCircuitBreaker { policy: policy_from_wire(wire.policy)?, rule })
 }
 
-/// Absent for a default response.
+/// Encodes a response; `None` for the default response.
 pub(super) fn response_to_wire(response: &FixedResponse) -> Option<proto::FixedResponse> {
     (*response != FixedResponse::default()).then(|| proto::FixedResponse {
         status: response.status.map(u32::from),
@@ -83,10 +83,10 @@ fn trip_to_wire(trip: &TripConditions) -> proto::TripConditions {
         window_nanoseconds: to_nanoseconds(trip.window),
         buckets: trip.buckets.into(),
         requests_min: trip.requests_min,
-        failed: Some(too_many_to_wire(trip.failed)),
+        failed: Some(threshold_to_wire(trip.failure_threshold)),
         consecutive_failures: trip.consecutive_failures.unwrap_or(0),
-        slow_nanoseconds: trip.slow.map_or(0, |slow| to_nanoseconds(slow.threshold)),
-        slow: trip.slow.map(|slow| too_many_to_wire(slow.too_many)),
+        slow_nanoseconds: trip.slow.map_or(0, |slow| to_nanoseconds(slow.min_duration)),
+        slow: trip.slow.map(|slow| threshold_to_wire(slow.threshold)),
         open_nanoseconds: to_nanoseconds(trip.open_duration),
         half_open_requests: trip.half_open_requests,
     }
@@ -100,30 +100,30 @@ fn trip_from_wire(wire: proto::TripConditions) -> Result<TripConditions, Invalid
     let slow = match wire.slow_nanoseconds {
         0 => None,
         threshold_nanoseconds => Some(SlowRequests {
-            threshold: Duration::from_nanos(threshold_nanoseconds),
-            too_many: too_many_from_wire(wire.slow),
+            min_duration: Duration::from_nanos(threshold_nanoseconds),
+            threshold: threshold_from_wire(wire.slow),
         }),
     };
     Ok(TripConditions {
         failures,
         window: parse_duration("window_nanoseconds", wire.window_nanoseconds)?,
-        buckets: parse_small("buckets", wire.buckets, 1, 255)?,
+        buckets: parse_u8("buckets", wire.buckets, 1, 255)?,
         requests_min: wire.requests_min,
-        failed: too_many_from_wire(wire.failed),
+        failure_threshold: threshold_from_wire(wire.failed),
         consecutive_failures: (wire.consecutive_failures > 0).then_some(wire.consecutive_failures),
         slow,
         open_duration: parse_duration("open_nanoseconds", wire.open_nanoseconds)?,
-        half_open_requests: at_least_1("half_open_requests", wire.half_open_requests)?,
+        half_open_requests: parse_nonzero("half_open_requests", wire.half_open_requests)?,
     })
 }
 
-fn too_many_to_wire(too_many: FailureThreshold) -> proto::FailureThreshold {
-    let FailureThreshold { share_ppm, number } = too_many;
+fn threshold_to_wire(threshold: FailureThreshold) -> proto::FailureThreshold {
+    let FailureThreshold { share_ppm, count: number } = threshold;
     proto::FailureThreshold { share_ppm: share_ppm.unwrap_or(0), number: number.unwrap_or(0) }
 }
 
-fn too_many_from_wire(wire: Option<proto::FailureThreshold>) -> FailureThreshold {
+fn threshold_from_wire(wire: Option<proto::FailureThreshold>) -> FailureThreshold {
     let proto::FailureThreshold { share_ppm, number } = wire.unwrap_or_default();
     let nonzero = |number: u32| (number > 0).then_some(number);
-    FailureThreshold { share_ppm: nonzero(share_ppm), number: nonzero(number) }
+    FailureThreshold { share_ppm: nonzero(share_ppm), count: nonzero(number) }
 }

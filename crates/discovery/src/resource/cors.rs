@@ -40,7 +40,7 @@ fn words_to_wire(words: &AllowedWords) -> proto::AnyOf {
     }
 }
 
-/// Words are copied into headers: those that could break a message are rejected.
+/// Parses methods or header names. They are copied into headers: those that could break a message are rejected.
 fn words_from_wire(field: &str, wire: Option<proto::AnyOf>) -> Result<AllowedWords, InvalidField> {
     let proto::AnyOf { any, words } = wire.unwrap_or_default();
     let is_word = |word: &String| HeaderEdits::is_name(&word.to_ascii_lowercase());

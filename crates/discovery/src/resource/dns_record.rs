@@ -2,7 +2,7 @@
 
 use leno_model::DnsRecord;
 
-use super::field::{InvalidField, convert_each, ip_address, ip_address_to_wire};
+use super::field::{InvalidField, convert_each, ip_address_to_wire, parse_ip_address};
 use crate::proto;
 
 pub(super) fn to_wire(dns_record: &DnsRecord) -> proto::DnsRecord {
@@ -14,7 +14,8 @@ pub(super) fn from_wire(wire: proto::DnsRecord) -> Result<DnsRecord, InvalidFiel
     if wire.addresses.len() > MAX_ADDRESSES_OF_NAME {
         return Err(InvalidField::new("addresses", "more than 64 addresses"));
     }
-    let addresses = convert_each("addresses", wire.addresses, |bytes| ip_address("", &bytes))?;
+    let addresses =
+        convert_each("addresses", wire.addresses, |bytes| parse_ip_address("", &bytes))?;
     let dns_record: DnsRecord = addresses.iter().copied().collect();
     match dns_record.addresses() == addresses {
         true => Ok(dns_record),

@@ -2,7 +2,7 @@
 
 use leno_model::{Endpoint, EndpointId, Weight};
 
-use super::field::{InvalidField, parse_account, socket_address, socket_address_to_wire};
+use super::field::{InvalidField, parse_account, parse_socket_address, socket_address_to_wire};
 use super::tag::{labels_from_wire, labels_to_wire};
 use crate::proto;
 
@@ -16,7 +16,7 @@ pub(super) fn to_wire(endpoint: &Endpoint) -> proto::Endpoint {
 }
 
 pub(super) fn from_wire(id: &EndpointId, wire: &proto::Endpoint) -> Result<Endpoint, InvalidField> {
-    let address = socket_address("address", wire.address.as_ref())?;
+    let address = parse_socket_address("address", wire.address.as_ref())?;
     if address.port() == 0 {
         return Err(InvalidField::new("address", "0 is not a port: use 1 to 65535"));
     }

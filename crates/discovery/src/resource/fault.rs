@@ -7,7 +7,7 @@ use super::field::{InvalidField, convert_each};
 use super::inbound::{peer_from_wire, peer_to_wire};
 use super::request;
 use super::traffic_policy::{
-    parse_duration, parse_small, policy_from_wire, policy_to_wire, to_nanoseconds,
+    parse_duration, parse_u8, policy_from_wire, policy_to_wire, to_nanoseconds,
 };
 use crate::proto;
 
@@ -63,7 +63,7 @@ fn rule_from_wire(wire: proto::FaultRule) -> Result<FaultRule, InvalidField> {
 
 fn delay_from_wire(wire: proto::FaultDelay) -> Result<FaultDelay, InvalidField> {
     let time = parse_duration("time_nanoseconds", wire.time_nanoseconds)?;
-    if time > FaultDelay::MAX_TIME {
+    if time > FaultDelay::MAX_DELAY {
         return Err(InvalidField::new("time_nanoseconds", format!("{time:?} is too long")));
     }
     Ok(FaultDelay { share_ppm: parse_share(wire.share_ppm)?, time })
@@ -72,7 +72,7 @@ fn delay_from_wire(wire: proto::FaultDelay) -> Result<FaultDelay, InvalidField> 
 fn abort_from_wire(wire: proto::FaultAbort) -> Result<FaultAbort, InvalidField> {
     let response =
         response_from_wire(wire.response).map_err(|invalid| invalid.with_parent("response"))?;
-    let grpc = parse_small("grpc", wire.grpc, 0, 16)?;
+    let grpc = parse_u8("grpc", wire.grpc, 0, 16)?;
     Ok(FaultAbort {
         share_ppm: parse_share(wire.share_ppm)?,
         response,

@@ -44,8 +44,8 @@ pub(crate) fn convert_each<W, T>(
     wire.into_iter().enumerate().map(indexed).collect()
 }
 
-/// Collects a list with unique ports.
-pub(crate) fn by_port<T>(
+/// Collects a list into a map by port; a port that appears twice is an error.
+pub(crate) fn collect_by_port<T>(
     field: &str,
     list: Vec<(u16, T)>,
 ) -> Result<BTreeMap<u16, T>, InvalidField> {
@@ -66,7 +66,10 @@ where
     text.parse().map_err(|error| InvalidField::new(field, error))
 }
 
-pub(crate) fn optional_name(field: &str, text: Option<&str>) -> Result<Option<Name>, InvalidField> {
+pub(crate) fn parse_optional_name(
+    field: &str,
+    text: Option<&str>,
+) -> Result<Option<Name>, InvalidField> {
     text.map(|text| parse_name(field, text)).transpose()
 }
 
@@ -109,7 +112,7 @@ pub(crate) fn protocol_to_wire(protocol: Protocol) -> i32 {
     wire.into()
 }
 
-pub(crate) fn ip_address(field: &str, bytes: &[u8]) -> Result<IpAddr, InvalidField> {
+pub(crate) fn parse_ip_address(field: &str, bytes: &[u8]) -> Result<IpAddr, InvalidField> {
     if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
         return Ok(IpAddr::from(v4));
     }
@@ -126,12 +129,13 @@ pub(crate) fn ip_address_to_wire(address: IpAddr) -> Vec<u8> {
 }
 
 /// Parses a socket address. Port 0, "any free port", is left to the caller.
-pub(crate) fn socket_address(
+pub(crate) fn parse_socket_address(
     field: &str,
     wire: Option<&proto::SocketAddress>,
 ) -> Result<SocketAddr, InvalidField> {
     let wire = wire.ok_or_else(|| InvalidField::new(field, "is missing"))?;
-    let ip = ip_address("address", &wire.address).map_err(|invalid| invalid.with_parent(field))?;
+    let ip =
+        parse_ip_address("address", &wire.address).map_err(|invalid| invalid.with_parent(field))?;
     let port = u16::try_from(wire.port)
         .map_err(|_| InvalidField::new(field, format!("{} is not a port", wire.port)))?;
     match ip {

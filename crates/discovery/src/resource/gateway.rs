@@ -82,8 +82,8 @@ fn listener_to_wire(listener: &GatewayListener) -> proto::GatewayListener {
     }
 }
 
-/// Certificates are validated where they are used: an invalid one disables its listener, and not the whole
-/// configuration.
+/// Parses a listener. Certificates are validated where they are used: an invalid one disables its listener,
+/// and not the whole configuration.
 fn listener_from_wire(wire: proto::GatewayListener) -> Result<GatewayListener, InvalidField> {
     let certificate =
         |wire: proto::GatewayCertificate| GatewayCertificate { chain: wire.chain, key: wire.key };

@@ -8,7 +8,7 @@ use super::field::{InvalidField, convert_each, parse_name, parse_port};
 use super::request;
 use crate::proto;
 
-/// Absent for a default policy.
+/// Encodes a policy; `None` for the default policy.
 pub(super) fn to_wire(policy: &InboundPolicy) -> Option<proto::InboundPolicy> {
     let InboundPolicy { is_dry_run, rules } = policy;
     let rules = rules.iter().map(rule_to_wire).collect();
@@ -49,7 +49,7 @@ fn rule_to_wire(rule: &PolicyRule) -> proto::PolicyRule {
     }
 }
 
-/// An unknown action must not be interpreted as another.
+/// Parses a rule. An unknown action is rejected, because it must not be interpreted as another.
 fn rule_from_wire(wire: proto::PolicyRule) -> Result<PolicyRule, InvalidField> {
     let action = match wire.action() {
         proto::PolicyAction::Deny | proto::PolicyAction::DenyClaims => PolicyAction::Deny,

@@ -34,7 +34,7 @@ pub(super) fn ingress_rule_to_wire(rule: &IngressRule) -> proto::IngressRule {
     }
 }
 
-/// An unknown listener kind must not be interpreted as another.
+/// Parses an ingress rule. An unknown listener kind is rejected, because it must not be interpreted as another.
 pub(super) fn ingress_rule_from_wire(
     wire: proto::IngressRule,
 ) -> Result<IngressRule, InvalidField> {
@@ -95,7 +95,8 @@ pub(super) fn egress_rule_to_wire(rule: &EgressRule) -> proto::EgressRule {
     }
 }
 
-/// An unknown source of the destination name must not be interpreted as another.
+/// Parses an egress rule. An unknown source of the destination name is rejected, because it must not be
+/// interpreted as another.
 pub(super) fn egress_rule_from_wire(wire: proto::EgressRule) -> Result<EgressRule, InvalidField> {
     let matched_by = match wire.matched_by() {
         proto::MatchedBy::Http => MatchedBy::Http,

@@ -10,7 +10,7 @@ use leno_model::{
 use super::field::InvalidField;
 use crate::proto;
 
-/// Absent for default settings.
+/// Encodes settings; `None` for the default settings.
 pub(super) fn to_wire(observability: &Observability) -> Option<proto::Observability> {
     let tracing = observability.tracing.as_ref().map(tracing_to_wire);
     let access_log = observability.access_log.as_ref().map(access_log_to_wire);
@@ -52,7 +52,7 @@ fn tracing_from_wire(wire: proto::Tracing) -> Result<Tracing, InvalidField> {
         Ok(proto::ContextForm::B3) => PropagationFormat::B3,
         Ok(proto::ContextForm::B3Multi) => PropagationFormat::B3Multi,
         Ok(proto::ContextForm::Unspecified) | Err(_) => {
-            return Err(unknown_value("begins", wire.begins));
+            return Err(unknown_value_error("begins", wire.begins));
         }
     };
     let protocol = protocol_from_wire(wire.protocol)?;
@@ -95,7 +95,7 @@ fn otlp_to_wire(collector: &Collector) -> proto::Otlp {
 fn otlp_from_wire(wire: &proto::Otlp, signal: Signal) -> Result<Collector, InvalidField> {
     let protocol = match protocol_from_wire(wire.protocol)? {
         // Zipkin supports spans only.
-        CollectorProtocol::Zipkin => return Err(unknown_value("protocol", wire.protocol)),
+        CollectorProtocol::Zipkin => return Err(unknown_value_error("protocol", wire.protocol)),
         protocol => protocol,
     };
     let collector = Collector::parse(signal, protocol, &wire.endpoint);
@@ -116,7 +116,7 @@ fn protocol_from_wire(number: i32) -> Result<CollectorProtocol, InvalidField> {
         Ok(proto::CollectorProtocol::OtlpGrpc) => Ok(CollectorProtocol::OtlpGrpc),
         Ok(proto::CollectorProtocol::Zipkin) => Ok(CollectorProtocol::Zipkin),
         Ok(proto::CollectorProtocol::Unspecified) | Err(_) => {
-            Err(unknown_value("protocol", number))
+            Err(unknown_value_error("protocol", number))
         }
     }
 }
@@ -152,9 +152,9 @@ fn access_log_from_wire(wire: proto::AccessLog) -> Result<AccessLog, InvalidFiel
 fn parse_sampling(millionths: u32) -> Result<Sampling, InvalidField> {
     let max = Sampling::ALL.millionths();
     let message = || InvalidField::new("sampling", format!("{millionths} is more than {max}"));
-    Sampling::of_millionths(millionths).ok_or_else(message)
+    Sampling::from_millionths(millionths).ok_or_else(message)
 }
 
-fn unknown_value(field: &str, number: i32) -> InvalidField {
+fn unknown_value_error(field: &str, number: i32) -> InvalidField {
     InvalidField::new(field, format!("{number} is unknown to this version"))
 }

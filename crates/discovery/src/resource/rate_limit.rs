@@ -118,10 +118,10 @@ fn concurrency_to_wire(concurrency: &Concurrency) -> proto::Concurrency {
 
 fn concurrency_from_wire(wire: proto::Concurrency) -> Result<Concurrency, InvalidField> {
     let requests = wire.requests;
-    if !(1..=Rate::MAX_COUNT).contains(&requests) {
+    if !(1..=Rate::MAX_TOKENS).contains(&requests) {
         return Err(InvalidField::new(
             "requests",
-            format!("{requests} is not from 1 to {}", Rate::MAX_COUNT),
+            format!("{requests} is not from 1 to {}", Rate::MAX_TOKENS),
         ));
     }
     let adaptive = |wire: proto::AdaptiveConcurrency| {
@@ -157,14 +157,14 @@ fn rate_to_wire(rate: Rate) -> proto::Rate {
 }
 
 fn rate_from_wire(wire: proto::Rate) -> Result<Rate, InvalidField> {
-    let number = |field: &str, number: u32, max: u32| match number {
-        1.. if number <= max => Ok(number),
-        _ => Err(InvalidField::new(field, format!("{number} is not from 1 to {max}"))),
+    let parse_count = |field: &str, count: u32, max: u32| match count {
+        1.. if count <= max => Ok(count),
+        _ => Err(InvalidField::new(field, format!("{count} is not from 1 to {max}"))),
     };
     let time = Duration::from_nanos(wire.time_nanoseconds);
-    if !(Rate::MIN_TIME..=Rate::MAX_TIME).contains(&time) {
+    if !(Rate::MIN_PERIOD..=Rate::MAX_PERIOD).contains(&time) {
         return Err(InvalidField::new("time_nanoseconds", format!("{time:?} is out of range")));
     }
-    let count = number("count", wire.count, Rate::MAX_COUNT)?;
-    Ok(Rate { count, time, size: number("size", wire.size, Rate::MAX_SIZE)? })
+    let count = parse_count("count", wire.count, Rate::MAX_TOKENS)?;
+    Ok(Rate { count, time, size: parse_count("size", wire.size, Rate::MAX_BUCKET_SIZE)? })
 }

@@ -38,7 +38,7 @@ fn check_to_wire(port_check: &PortCheck) -> proto::RequestCheck {
     proto::RequestCheck { policy, guard: Some(guard) }
 }
 
-/// An unknown policy must not allow any request.
+/// Parses a check. An unknown policy is rejected, because it must not allow any request.
 fn check_from_wire(wire: proto::RequestCheck) -> Result<PortCheck, InvalidField> {
     use proto::request_check::Guard as Wire;
     let check = match wire.guard {
@@ -174,14 +174,14 @@ fn entry_from_wire(wire: proto::DescriptorEntry) -> Result<DescriptorEntry, Inva
 
 fn check_service_to_wire(check_service: &CheckService) -> proto::CheckService {
     use proto::check_service::At;
-    let at = match &check_service.at {
+    let address = match &check_service.at {
         CheckServiceAddress::Service { service, port } => {
             At::Service(proto::CheckServiceName { name: service.to_string(), port: (*port).into() })
         }
         CheckServiceAddress::External(server) => At::Url(server.to_string()),
     };
     proto::CheckService {
-        at: Some(at),
+        at: Some(address),
         timeout_nanoseconds: to_nanoseconds(check_service.timeout),
         failure_mode_allow: check_service.failure_mode == FailureMode::Allow,
     }
@@ -192,7 +192,7 @@ fn check_service_from_wire(
 ) -> Result<CheckService, InvalidField> {
     use proto::check_service::At;
     let wire = wire.ok_or_else(|| InvalidField::new("check_service", "is missing"))?;
-    let at = match wire.at {
+    let address = match wire.at {
         None => {
             return Err(InvalidField::new(
                 "check_service.at",
@@ -219,7 +219,7 @@ fn check_service_from_wire(
         true => FailureMode::Allow,
         false => FailureMode::Deny,
     };
-    Ok(CheckService { at, timeout, failure_mode })
+    Ok(CheckService { at: address, timeout, failure_mode })
 }
 
 pub(super) fn parse_header_name(name: String) -> Result<String, InvalidField> {

@@ -8,10 +8,10 @@ use leno_model::{
     ServiceConfig, ServiceName, TcpRule, TlsRule, TrafficPolicy, WeightedBackend,
 };
 
-use super::action::{headers_in, headers_to_wire, rewrite_from_wire, rewrite_to_wire};
+use super::action::{headers_to_wire, parse_header_edits, rewrite_from_wire, rewrite_to_wire};
 use super::field::{
-    InvalidField, by_port, convert_each, optional_name, parse_name, parse_port, parse_protocol,
-    protocol_to_wire,
+    InvalidField, collect_by_port, convert_each, parse_name, parse_optional_name, parse_port,
+    parse_protocol, protocol_to_wire,
 };
 use super::{action, hedging, request, tag, traffic_policy};
 use crate::proto;
@@ -28,7 +28,7 @@ pub(super) fn from_wire(
     name: &ServiceName,
     wire: proto::Service,
 ) -> Result<ServiceConfig, InvalidField> {
-    let ports = by_port("ports", convert_each("ports", wire.ports, port_from_wire)?)?;
+    let ports = collect_by_port("ports", convert_each("ports", wire.ports, port_from_wire)?)?;
     let client_authorization = match wire.denied {
         true if ports.is_empty() => ClientAuthorization::Denied,
         true => {
@@ -62,7 +62,7 @@ fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortConfig), Invalid
         ..traffic_policy.map_err(|invalid| invalid.with_parent("traffic_policy"))?
     };
     let port = PortConfig {
-        name: optional_name("name", wire.name.as_deref())?,
+        name: parse_optional_name("name", wire.name.as_deref())?,
         protocol: parse_protocol("protocol", wire.protocol)?,
         routed: wire.routed,
         rules: convert_each("rules", wire.rules, rule_from_wire)?,
@@ -214,8 +214,8 @@ fn backend_from_wire(
 ) -> Result<WeightedBackend, InvalidField> {
     let rewrite = wire.rewrite.map(|wire| rewrite_from_wire(wire, matches)).transpose();
     let edits = BackendEdits {
-        request_headers: headers_in("request_headers", wire.request_headers)?,
-        response_headers: headers_in("response_headers", wire.response_headers)?,
+        request_headers: parse_header_edits("request_headers", wire.request_headers)?,
+        response_headers: parse_header_edits("response_headers", wire.response_headers)?,
         rewrite: rewrite.map_err(|invalid| invalid.with_parent("rewrite"))?,
     };
     Ok(WeightedBackend {

@@ -23,7 +23,7 @@ pub(super) fn to_wire(persistence: &SessionPersistence) -> proto::SessionPersist
     }
 }
 
-/// Name and path are copied into headers: those that could break a message are rejected.
+/// Parses settings. Name and path are copied into headers: those that could break a message are rejected.
 pub(super) fn from_wire(
     wire: proto::SessionPersistence,
 ) -> Result<SessionPersistence, InvalidField> {

@@ -22,7 +22,7 @@ pub(super) fn to_wire(rules: &TagRules) -> proto::TagRules {
         rules: rules.rules.iter().map(|rule| rule_to_wire(rule, &mut sources)).collect(),
         fallback_policy: fallback_policy_to_wire(&rules.fallback_policy),
         by_caller: rules
-            .by_caller
+            .caller_rules
             .iter()
             .map(|rule| caller_rule_to_wire(rule, &mut sources))
             .collect(),
@@ -33,7 +33,7 @@ pub(super) fn to_wire(rules: &TagRules) -> proto::TagRules {
 pub(super) fn from_wire(wire: proto::TagRules) -> Result<TagRules, InvalidField> {
     let sources = &wire.sources;
     let rules = convert_each("rules", wire.rules, |rule| rule_from_wire(rule, sources))?;
-    let stems = rules.iter().filter_map(|rule| rule.matches.stem.as_deref());
+    let stems = rules.iter().filter_map(|rule| rule.request_match.stem.as_deref());
     if stems.collect::<BTreeSet<_>>().len() > MAX_STEMS {
         return Err(InvalidField::new(
             "rules",
@@ -43,7 +43,7 @@ pub(super) fn from_wire(wire: proto::TagRules) -> Result<TagRules, InvalidField>
     Ok(TagRules {
         rules,
         fallback_policy: fallback_policy_from_wire(&wire.fallback_policy)?,
-        by_caller: convert_each("by_caller", wire.by_caller, |rule| {
+        caller_rules: convert_each("by_caller", wire.by_caller, |rule| {
             caller_rule_from_wire(rule, sources)
         })?,
     })
@@ -91,7 +91,7 @@ fn origin_from_wire(source: &proto::TagSource, index: u32) -> Result<RuleOrigin,
     Ok(RuleOrigin { dialect, name: parse_name("name", &source.name)?, index })
 }
 
-fn origin_at(
+fn parse_origin_at(
     sources: &[proto::TagSource],
     source: u32,
     index: u32,
@@ -112,9 +112,9 @@ fn rule_to_wire(rule: &TagRule, sources: &mut TagSources) -> proto::TagRule {
     proto::TagRule {
         source: sources.source_index(&rule.origin),
         index: rule.origin.index,
-        precedence: rule.precedence,
+        precedence: rule.priority,
         from: callers_to_wire(&rule.from),
-        matches: match_to_wire(&rule.matches),
+        matches: match_to_wire(&rule.request_match),
         split: Some(split_to_wire(&rule.split)),
         fallback: (rule.fallback != TagSplit::default()).then(|| split_to_wire(&rule.fallback)),
         fallback_policy: fallback_policy_to_wire(&rule.fallback_policy),
@@ -133,11 +133,11 @@ fn rule_from_wire(
     };
     let fallback = wire.fallback.map(split_from_wire).transpose();
     Ok(TagRule {
-        origin: origin_at(sources, wire.source, wire.index)?,
-        precedence: wire.precedence,
+        origin: parse_origin_at(sources, wire.source, wire.index)?,
+        priority: wire.precedence,
         from: callers_from_wire(wire.from)?,
-        matches: match_from_wire(wire.matches)?,
-        split: required_split(wire.split)?,
+        request_match: match_from_wire(wire.matches)?,
+        split: parse_required_split(wire.split)?,
         fallback: fallback.map_err(|invalid| invalid.with_parent("fallback"))?.unwrap_or_default(),
         fallback_policy: fallback_policy_from_wire(&wire.fallback_policy)?,
         sticky: wire.sticky.map(sticky).transpose()?,
@@ -152,7 +152,7 @@ fn caller_rule_to_wire(rule: &CallerRule, sources: &mut TagSources) -> proto::Ca
         split: Some(split_to_wire(&rule.split)),
         min_percent: rule.min_percent,
         min_total: rule.min_total,
-        goes_on: rule.goes_on,
+        goes_on: rule.continues,
     }
 }
 
@@ -161,12 +161,12 @@ fn caller_rule_from_wire(
     sources: &[proto::TagSource],
 ) -> Result<CallerRule, InvalidField> {
     Ok(CallerRule {
-        origin: origin_at(sources, wire.source, wire.index)?,
+        origin: parse_origin_at(sources, wire.source, wire.index)?,
         from: callers_from_wire(wire.from)?,
-        split: required_split(wire.split)?,
+        split: parse_required_split(wire.split)?,
         min_percent: wire.min_percent,
         min_total: wire.min_total,
-        goes_on: wire.goes_on,
+        continues: wire.goes_on,
     })
 }
 
@@ -177,7 +177,7 @@ fn split_to_wire(split: &TagSplit) -> proto::TagSplit {
     }
 }
 
-fn required_split(wire: Option<proto::TagSplit>) -> Result<TagSplit, InvalidField> {
+fn parse_required_split(wire: Option<proto::TagSplit>) -> Result<TagSplit, InvalidField> {
     let wire = wire.ok_or_else(|| InvalidField::new("split", "is missing"))?;
     split_from_wire(wire).map_err(|invalid| invalid.with_parent("split"))
 }
@@ -193,8 +193,8 @@ fn target_to_wire(target: &TagTarget) -> proto::TagTarget {
         let value = |(name, value): (&String, &TagValue)| proto::TagValue {
             name: name.clone(),
             value: match value {
-                TagValue::Is(value) => Some(value.clone()),
-                TagValue::Callers => None,
+                TagValue::Exact(value) => Some(value.clone()),
+                TagValue::SameAsCaller => None,
             },
         };
         proto::TagValues { tags: tags.iter().map(value).collect() }
@@ -203,7 +203,7 @@ fn target_to_wire(target: &TagTarget) -> proto::TagTarget {
         TagSet::All(values) => Set::All(tags(values)),
         TagSet::Any(values) => Set::Any(tags(values)),
         TagSet::Default => Set::Default(proto::Nothing {}),
-        TagSet::Every => Set::Every(proto::Nothing {}),
+        TagSet::AllInstances => Set::Every(proto::Nothing {}),
     };
     proto::TagTarget { weight: target.weight, set: Some(set) }
 }
@@ -211,8 +211,9 @@ fn target_to_wire(target: &TagTarget) -> proto::TagTarget {
 fn target_from_wire(wire: proto::TagTarget) -> Result<TagTarget, InvalidField> {
     use proto::tag_target::Set;
     let tags = |wire: proto::TagValues| {
-        let value =
-            |tag: proto::TagValue| (tag.name, tag.value.map_or(TagValue::Callers, TagValue::Is));
+        let value = |tag: proto::TagValue| {
+            (tag.name, tag.value.map_or(TagValue::SameAsCaller, TagValue::Exact))
+        };
         wire.tags.into_iter().map(value).collect()
     };
     let set = match wire.set {
@@ -220,7 +221,7 @@ fn target_from_wire(wire: proto::TagTarget) -> Result<TagTarget, InvalidField> {
         Some(Set::All(values)) => TagSet::All(tags(values)),
         Some(Set::Any(values)) => TagSet::Any(tags(values)),
         Some(Set::Default(proto::Nothing {})) => TagSet::Default,
-        Some(Set::Every(proto::Nothing {})) => TagSet::Every,
+        Some(Set::Every(proto::Nothing {})) => TagSet::AllInstances,
     };
     Ok(TagTarget { weight: wire.weight, set })
 }
@@ -245,7 +246,7 @@ fn fallback_policy_from_wire(wire: &[i32]) -> Result<Vec<FallbackPolicy>, Invali
     wire.iter().map(from_number).collect()
 }
 
-/// Absent if no rule uses the caller.
+/// Encodes the attributes of the caller; `None` if no rule uses them.
 pub(super) fn caller_to_wire(caller: &CallerAttributes) -> Option<proto::CallerAttributes> {
     (*caller != CallerAttributes::default()).then(|| proto::CallerAttributes {
         services: caller.services.iter().map(ToString::to_string).collect(),

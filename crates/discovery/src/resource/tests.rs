@@ -532,7 +532,7 @@ fn any_cors() -> impl Strategy<Value = Cors> {
     )
 }
 
-/// A backend without edits.
+/// Returns a backend without edits.
 fn plain_backend() -> impl Strategy<Value = WeightedBackend> {
     let backend = (service_name(), 1u16.., any::<u32>());
     backend.prop_map(|(service, port, weight)| WeightedBackend::new(service, port, weight))

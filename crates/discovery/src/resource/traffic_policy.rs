@@ -12,7 +12,7 @@ use super::field::InvalidField;
 use super::{balancing, circuit_breaker, fault};
 use crate::proto;
 
-/// Absent without policies, so that the encoding of a port without policies is unchanged.
+/// Encodes policies; `None` if there are none, so that the encoding of a port without policies is unchanged.
 pub(super) fn to_wire(traffic_policy: &TrafficPolicy) -> Option<proto::TrafficPolicy> {
     // A release without hedging, which has a field of its own, would receive an empty message.
     if (TrafficPolicy { hedging: None, ..traffic_policy.clone() }).is_empty() {
@@ -117,7 +117,7 @@ pub(super) fn classes_from_wire(
     wire: Option<proto::FailureClasses>,
 ) -> Result<FailureClasses, InvalidField> {
     let wire = wire.ok_or_else(|| InvalidField::new("failures", "is missing"))?;
-    let grpc = wire.grpc.into_iter().map(|code| parse_small("failures.grpc", code, 0, 255));
+    let grpc = wire.grpc.into_iter().map(|code| parse_u8("failures.grpc", code, 0, 255));
     let grpc = grpc.collect::<Result<Vec<u8>, _>>()?;
     if !grpc.is_sorted_by(|a, b| a < b) {
         return Err(InvalidField::new("failures.grpc", "is not sorted, or has duplicates"));
@@ -165,7 +165,7 @@ fn check_to_wire(check: &HealthCheck) -> proto::HealthCheck {
     }
 }
 
-/// A probe of an unknown kind is ignored.
+/// Parses a health check; `None` if its probe is of an unknown kind.
 fn check_from_wire(wire: proto::HealthCheck) -> Result<Option<HealthCheck>, InvalidField> {
     use proto::health_check::Probe;
     let probe = match wire.probe {
@@ -185,12 +185,12 @@ fn check_from_wire(wire: proto::HealthCheck) -> Result<Option<HealthCheck>, Inva
         probe,
         interval,
         timeout,
-        failures: at_least_1("health_check.failures", wire.failures)?,
-        successes: at_least_1("health_check.successes", wire.successes)?,
+        failures: parse_nonzero("health_check.failures", wire.failures)?,
+        successes: parse_nonzero("health_check.successes", wire.successes)?,
     }))
 }
 
-/// The path is copied into the request line.
+/// True for a valid path: it is copied into the request line.
 fn is_path(text: &str) -> bool {
     text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
@@ -203,37 +203,32 @@ fn native_from_wire(wire: proto::OutlierDetection) -> Result<OutlierDetection, I
     let failure_rate = match wire.percent {
         0 => None,
         percent => {
-            let percent = parse_small("percent", percent, 1, 100)?;
+            let percent = parse_u8("percent", percent, 1, 100)?;
             Some(FailureRate {
                 percent,
-                requests_min: at_least_1("requests_min", wire.requests_min)?,
+                requests_min: parse_nonzero("requests_min", wire.requests_min)?,
             })
         }
     };
     Ok(OutlierDetection {
         failures,
         window: parse_duration("window_nanoseconds", wire.window_nanoseconds)?,
-        buckets: parse_small("buckets", wire.buckets, 1, 255)?,
+        buckets: parse_u8("buckets", wire.buckets, 1, 255)?,
         failure_rate,
         consecutive_failures: (wire.consecutive_failures > 0).then_some(wire.consecutive_failures),
-        max_ejection_percent: parse_small(
-            "max_ejection_percent",
-            wire.max_ejection_percent,
-            0,
-            100,
-        )?,
-        min_healthy: at_least_1("min_healthy", wire.min_healthy)?,
+        max_ejection_percent: parse_u8("max_ejection_percent", wire.max_ejection_percent, 0, 100)?,
+        min_healthy: parse_nonzero("min_healthy", wire.min_healthy)?,
         ejection_time: EjectionTime {
             base: parse_duration("base_ejection_nanoseconds", wire.base_ejection_nanoseconds)?,
             max: parse_duration("max_ejection_nanoseconds", wire.max_ejection_nanoseconds)?,
-            jitter_percent: parse_small(
+            jitter_percent: parse_u8(
                 "ejection_jitter_percent",
                 wire.ejection_jitter_percent,
                 0,
                 100,
             )?,
         },
-        probe_requests: at_least_1("probe_requests", wire.probe_requests)?,
+        probe_requests: parse_nonzero("probe_requests", wire.probe_requests)?,
         health_check: match wire.health_check {
             Some(check) => check_from_wire(check)?.map(Box::new),
             None => None,
@@ -260,7 +255,7 @@ fn sermant_from_wire(wire: proto::SermantRemoval) -> Result<SermantRemoval, Inva
         expire: parse_duration("expire_nanoseconds", wire.expire_nanoseconds)?,
         recovery: parse_duration("recovery_nanoseconds", wire.recovery_nanoseconds)?,
         window: parse_duration("window_nanoseconds", wire.window_nanoseconds)?,
-        windows: at_least_1("windows", wire.windows)?,
+        windows: parse_nonzero("windows", wire.windows)?,
     };
     let rule = SermantRule {
         scale_up_limit_ppm: wire.scale_up_limit_ppm,
@@ -270,12 +265,12 @@ fn sermant_from_wire(wire: proto::SermantRemoval) -> Result<SermantRemoval, Inva
     Ok(SermantRemoval { common, rule })
 }
 
-/// 2^64 nanoseconds are 584 years: longer durations are the same in practice.
+/// Encodes a duration in nanoseconds, at most 2^64 (584 years).
 pub(super) fn to_nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// At least a millisecond: a time that is divided into windows must not be zero.
+/// Parses a duration of at least a millisecond: a time that is divided into windows must not be zero.
 pub(super) fn parse_duration(field: &str, nanoseconds: u64) -> Result<Duration, InvalidField> {
     match Duration::from_nanos(nanoseconds) {
         time if time >= Duration::from_millis(1) => Ok(time),
@@ -283,14 +278,14 @@ pub(super) fn parse_duration(field: &str, nanoseconds: u64) -> Result<Duration, 
     }
 }
 
-pub(super) fn parse_small(field: &str, number: u32, min: u8, max: u8) -> Result<u8, InvalidField> {
+pub(super) fn parse_u8(field: &str, number: u32, min: u8, max: u8) -> Result<u8, InvalidField> {
     match u8::try_from(number) {
         Ok(small) if (min..=max).contains(&small) => Ok(small),
         _ => Err(InvalidField::new(field, format!("{number} is not from {min} to {max}"))),
     }
 }
 
-pub(super) fn at_least_1(field: &str, number: u32) -> Result<u32, InvalidField> {
+pub(super) fn parse_nonzero(field: &str, number: u32) -> Result<u32, InvalidField> {
     match number {
         0 => Err(InvalidField::new(field, "is 0")),
         number => Ok(number),

@@ -9,9 +9,9 @@ use leno_model::{
 };
 
 use super::field::{
-    InvalidField, by_port, convert_each, ip_address, ip_address_to_wire, optional_name,
-    parse_account, parse_name, parse_port, parse_protocol, protocol_to_wire, socket_address,
-    socket_address_to_wire,
+    InvalidField, collect_by_port, convert_each, ip_address_to_wire, parse_account,
+    parse_ip_address, parse_name, parse_optional_name, parse_port, parse_protocol,
+    parse_socket_address, protocol_to_wire, socket_address_to_wire,
 };
 use super::{
     gateway, inbound, ingress_and_egress, observability, rate_limit, request, request_check, retry,
@@ -71,9 +71,9 @@ pub(super) fn from_wire(wire: proto::WorkloadConfig) -> Result<WorkloadConfig, I
         workload: parse_name("workload", &wire.workload)?,
         account: parse_account("account", &wire.account)?,
         trust_domain: TrustDomain(parse_name("trust_domain", &wire.trust_domain)?),
-        address: ip_address("address", &wire.address)?,
+        address: parse_ip_address("address", &wire.address)?,
         ports,
-        port_services: by_port("served", port_services)?,
+        port_services: collect_by_port("served", port_services)?,
         outbound_listeners: convert_each(
             "outbound_listeners",
             wire.outbound_listeners,
@@ -92,10 +92,13 @@ pub(super) fn from_wire(wire: proto::WorkloadConfig) -> Result<WorkloadConfig, I
         .collect(),
         ca_generation: wire.ca_generation,
         caller: caller.map_err(|invalid| invalid.with_parent("caller"))?.unwrap_or_default(),
-        lanes: by_port("lanes", convert_each("lanes", wire.lanes, tag::lanes_from_wire)?)?,
+        lanes: collect_by_port("lanes", convert_each("lanes", wire.lanes, tag::lanes_from_wire)?)?,
         inbound: inbound::from_wire(wire.inbound)
             .map_err(|invalid| invalid.with_parent("inbound"))?,
-        limits: by_port("limits", convert_each("limits", wire.limits, rate_limit::from_wire)?)?,
+        limits: collect_by_port(
+            "limits",
+            convert_each("limits", wire.limits, rate_limit::from_wire)?,
+        )?,
         observability: observability::from_wire(wire.sight)
             .map_err(|invalid| invalid.with_parent("sight"))?,
         egress: if wire.egress_denied { Egress::Deny } else { Egress::Allow },
@@ -118,7 +121,7 @@ pub(super) fn from_wire(wire: proto::WorkloadConfig) -> Result<WorkloadConfig, I
             wire.egress_rules,
             ingress_and_egress::egress_rule_from_wire,
         )?,
-        request_checks: by_port(
+        request_checks: collect_by_port(
             "guards",
             convert_each("guards", wire.guards, request_check::from_wire)?,
         )?,
@@ -151,7 +154,7 @@ fn port_to_wire(port: &WorkloadPort) -> proto::ApplicationPort {
 
 fn port_from_wire(wire: proto::ApplicationPort) -> Result<WorkloadPort, InvalidField> {
     Ok(WorkloadPort {
-        name: optional_name("name", wire.name.as_deref())?,
+        name: parse_optional_name("name", wire.name.as_deref())?,
         port: parse_port("port", wire.port)?,
         protocol: parse_protocol("protocol", wire.protocol)?,
     })
@@ -184,7 +187,7 @@ fn listener_from_wire(wire: proto::OutboundListener) -> Result<OutboundListener,
     Ok(OutboundListener {
         service: parse_name("service", &wire.service)?,
         port: parse_port("port", wire.port)?,
-        listen: socket_address("listen", wire.listen.as_ref())?,
+        listen: parse_socket_address("listen", wire.listen.as_ref())?,
     })
 }
 
@@ -198,7 +201,7 @@ fn access_to_wire(access: &Access) -> proto::Access {
     proto::Access { mode: Some(mode) }
 }
 
-/// An unknown mode must not allow any traffic.
+/// Parses an access mode. An unknown mode is rejected, because it must not allow any traffic.
 fn access_from_wire(mode: Option<proto::access::Mode>) -> Result<Access, InvalidField> {
     match mode {
         None => Err(InvalidField::new("mode", "is missing, or unknown to this version")),

@@ -15,7 +15,7 @@ use crate::traffic::TrafficReport;
 #[derive(Debug)]
 pub(super) struct PendingEvents {
     connection: ConnectionId,
-    pub(super) desired: TrackedSubscriptions,
+    pub(super) subscriptions: TrackedSubscriptions,
     listeners: Option<Listeners>,
     /// The listeners that the owner took last; none before the proxy has sent any.
     last_listeners: Option<Listeners>,
@@ -26,7 +26,7 @@ pub(super) struct PendingEvents {
     rejections: VecDeque<ResourceRejection>,
     applied: Option<Applied>,
     traffic: Option<Box<TrafficReport>>,
-    certificate: Option<(Vec<u8>, CertificateReply)>,
+    certificate_request: Option<(Vec<u8>, CertificateReply)>,
 }
 
 /// The addresses of listeners by application port.
@@ -54,7 +54,7 @@ impl PendingEvents {
         let listeners = listeners_by_port(&hello.listeners);
         Self {
             connection,
-            desired: TrackedSubscriptions::from_hello(hello),
+            subscriptions: TrackedSubscriptions::from_hello(hello),
             listeners: None,
             last_listeners: (!listeners.is_empty()).then_some(listeners),
             report: None,
@@ -62,7 +62,7 @@ impl PendingEvents {
             rejections: VecDeque::new(),
             applied: None,
             traffic: None,
-            certificate: None,
+            certificate_request: None,
         }
     }
 
@@ -86,9 +86,9 @@ impl PendingEvents {
 
     /// Records the newest applied change.
     pub(super) fn add_applied(&mut self, change: ChangeId, rejected_count: usize, bytes: u64) {
-        let before = self.applied.take().map_or(0, |applied| applied.bytes);
+        let pending_bytes = self.applied.take().map_or(0, |applied| applied.bytes);
         self.applied =
-            Some(Applied { change, rejected_count, bytes: before.saturating_add(bytes) });
+            Some(Applied { change, rejected_count, bytes: pending_bytes.saturating_add(bytes) });
     }
 
     /// Adds a report; returns it if another one is pending.
@@ -101,24 +101,24 @@ impl PendingEvents {
 
     /// Adds a certificate request. The session ensures that there is one at a time.
     pub(super) fn add_certificate_request(&mut self, csr: Vec<u8>, reply: CertificateReply) {
-        self.certificate = Some((csr, reply));
+        self.certificate_request = Some((csr, reply));
     }
 
     /// True if there is an event to send.
-    pub(super) fn has_next(&self, permitted: AllowedEvents) -> bool {
-        let has_costly = self.listeners.is_some() || self.desired.has_changed();
-        self.certificate.is_some()
+    pub(super) fn has_next(&self, allowed: AllowedEvents) -> bool {
+        let has_costly = self.listeners.is_some() || self.subscriptions.has_changed();
+        self.certificate_request.is_some()
             || !self.rejections.is_empty()
             || self.applied.is_some()
             || self.report.is_some()
             || self.traffic.is_some()
-            || permitted == AllowedEvents::All && has_costly
+            || allowed == AllowedEvents::All && has_costly
     }
 
-    /// The next event. Rejections precede the change that was applied despite them.
-    pub(super) fn next(&mut self, permitted: AllowedEvents) -> Option<Event> {
+    /// Returns the next event. Rejections precede the change that was applied despite them.
+    pub(super) fn next(&mut self, allowed: AllowedEvents) -> Option<Event> {
         let connection = self.connection;
-        if let Some((csr, reply)) = self.certificate.take() {
+        if let Some((csr, reply)) = self.certificate_request.take() {
             return Some(Event::CertificateRequested { connection, csr, reply });
         }
         if !self.rejections.is_empty() {
@@ -132,30 +132,32 @@ impl PendingEvents {
             self.last_report.clone_from(&report);
             return Some(Event::Reported { connection, report });
         }
-        if permitted == AllowedEvents::All
+        if allowed == AllowedEvents::All
             && let Some(listeners) = self.listeners.take()
         {
-            let inbound = |(port, address): (&u16, &SocketAddr)| InboundListener {
+            let to_listener = |(port, address): (&u16, &SocketAddr)| InboundListener {
                 port: *port,
                 address: *address,
             };
-            let event =
-                Event::Listeners { connection, listeners: listeners.iter().map(inbound).collect() };
+            let event = Event::Listeners {
+                connection,
+                listeners: listeners.iter().map(to_listener).collect(),
+            };
             self.last_listeners = Some(listeners);
             return Some(event);
         }
-        if permitted == AllowedEvents::All && self.desired.has_changed() {
-            let change = Box::new(self.desired.take_changes());
+        if allowed == AllowedEvents::All && self.subscriptions.has_changed() {
+            let change = Box::new(self.subscriptions.take_changes());
             return Some(Event::SubscriptionsChanged { connection, change });
         }
         let traffic = self.traffic.take()?;
         Some(Event::Traffic { connection, traffic })
     }
 
-    /// The next event after the end of the stream. The desired state and requests ended with it.
+    /// Returns the next event after the end of the stream. The desired state and requests ended with it.
     pub(super) fn next_after_end(&mut self) -> Option<Event> {
-        drop(self.desired.take_changes());
-        self.certificate = None;
+        drop(self.subscriptions.take_changes());
+        self.certificate_request = None;
         self.next(AllowedEvents::All)
     }
 }
@@ -204,7 +206,7 @@ mod tests {
     #[test]
     fn a_report_is_an_event_only_if_it_differs_from_the_last_one() {
         let closed = || ProxyReport {
-            conditions: vec![ProxyCondition::new("listener-closed", "door", "in use")],
+            conditions: vec![ProxyCondition::new("listener-closed", "admin", "in use")],
             ..ProxyReport::default()
         };
         let mut pending = empty_pending();

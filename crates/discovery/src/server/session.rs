@@ -44,13 +44,14 @@ pub(super) struct Session<'a, W> {
     renewal: Option<Renewal>,
     /// The earliest time to forward the next certificate request.
     renew_from: Instant,
-    /// Rate limits for forwarded traffic reports, and for tapped requests.
-    traffic: MessageRateLimit,
-    tapped: MessageRateLimit,
+    /// The rate limit for traffic reports.
+    traffic_limit: MessageRateLimit,
+    /// The rate limit for messages with tapped requests.
+    tap_limit: MessageRateLimit,
     /// The number of series in dropped traffic reports.
     dropped_series: u32,
     /// The last reported acknowledgement: the change, and the number of rejected resources.
-    applied: Option<(ChangeId, usize)>,
+    last_acknowledgement: Option<(ChangeId, usize)>,
     /// Bytes of deltas that were not reported yet.
     delta_bytes: u64,
     /// The workload of the proxy.
@@ -67,7 +68,7 @@ struct Renewal {
     receiver: oneshot::Receiver<Result<IssuedCertificate, IssuanceFailure>>,
 }
 
-/// The end of a connection.
+/// The reason why a connection ended.
 pub(super) enum ConnectionEnd {
     /// The proxy closed it.
     Closed,
@@ -127,18 +128,18 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             acknowledge_by: None,
             renewal: None,
             renew_from: now,
-            traffic: MessageRateLimit {
+            traffic_limit: MessageRateLimit {
                 next_at: now,
                 interval: MIN_TRAFFIC_INTERVAL,
                 burst: TRAFFIC_BURST,
             },
-            tapped: MessageRateLimit {
+            tap_limit: MessageRateLimit {
                 next_at: now,
                 interval: MIN_TAPPED_INTERVAL,
                 burst: TAPPED_BURST,
             },
             dropped_series: 0,
-            applied: None,
+            last_acknowledgement: None,
             delta_bytes: 0,
             workload,
             taps,
@@ -159,8 +160,8 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         loop {
             let now = Instant::now();
             let (read_again_at, work_again_at) =
-                (events.budget().reads_at(now), events.budget().works_at(now));
-            let permitted =
+                (events.budget().next_read_at(now), events.budget().next_work_at(now));
+            let allowed_events =
                 if work_again_at.is_none() { AllowedEvents::All } else { AllowedEvents::Cheap };
             // A proxy that does not read responses, or has exceeded its budget, is not read.
             let may_read = read_again_at.is_none() && self.writer.queued_bytes() < MAX_OUTBOX_BYTES;
@@ -170,9 +171,9 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                     self.keepalive.record_received(Instant::now());
                     self.handle_message(message)?;
                 }
-                slot = events.reserve_slot(), if self.pending.has_next(permitted) => {
+                slot = events.reserve_slot(), if self.pending.has_next(allowed_events) => {
                     let slot = slot.map_err(|_| ServeError::Stopped)?;
-                    if let Some(event) = self.pending.next(permitted) {
+                    if let Some(event) = self.pending.next(allowed_events) {
                         slot.send_event(event);
                     }
                 }
@@ -183,8 +184,8 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 }
                 () = wait_until(work_again_at), if self.pending.has_next(AllowedEvents::All) => {}
                 changed = responses.changed() => {
-                    let newest = responses.borrow_and_update().clone();
-                    match newest {
+                    let owner_response = responses.borrow_and_update().clone();
+                    match owner_response {
                         OwnerResponse::Goodbye(reason) => return Ok(ConnectionEnd::Goodbye(reason)),
                         _ if changed.is_err() => return Ok(ConnectionEnd::Goodbye(SESSION_ENDED.to_owned())),
                         OwnerResponse::Pending => {}
@@ -194,7 +195,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                         }
                     }
                 }
-                written = self.writer.advance(), if !self.writer.is_idle() => written?,
+                write_result = self.writer.advance(), if !self.writer.is_idle() => write_result?,
                 result = wait_for_certificate(&mut self.renewal) => self.send_certificate(result)?,
                 () = sleep_until(self.keepalive.ping_at()), if self.writer.is_idle() => self.send_ping(0)?,
                 () = wait_for_taps(&mut self.taps), if may_read => self.send_ping(0)?,
@@ -242,10 +243,10 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 self.pending.add_rejections(rejections);
             }
             Some(from_proxy::Message::Subscribe(wire)) => {
-                self.pending.desired.add(lists_from_wire(wire)?);
+                self.pending.subscriptions.add(lists_from_wire(wire)?);
             }
             Some(from_proxy::Message::Unsubscribe(wire)) => {
-                self.pending.desired.remove(&lists_from_wire(wire)?);
+                self.pending.subscriptions.remove(&lists_from_wire(wire)?);
             }
             Some(from_proxy::Message::Listeners(wire)) => {
                 self.pending.update_listeners(&listeners_from_wire(&wire.listeners)?);
@@ -265,11 +266,11 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         let mut traffic = Box::new(traffic_from_wire(wire));
         traffic.overflowed = traffic.overflowed.saturating_add(self.dropped_series);
         self.dropped_series = 0;
-        let surplus = match self.traffic.take_message(now) {
+        let dropped_report = match self.traffic_limit.take_message(now) {
             true => self.pending.add_report(traffic),
             false => Some(traffic),
         };
-        if let Some(traffic) = surplus {
+        if let Some(traffic) = dropped_report {
             let series = u32::try_from(traffic.series.len()).unwrap_or(u32::MAX);
             self.dropped_series = traffic.overflowed.saturating_add(series);
         }
@@ -277,23 +278,25 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
 
     /// Sends a keepalive with all open taps, and with the report interval unless that is 0.
     fn send_ping(&mut self, report_interval_ms: u32) -> Result<(), ServeError> {
-        let taps = self.taps.borrow().iter().map(|open| tap_to_wire(&open.tap)).collect();
+        let taps = self.taps.borrow().iter().map(|open_tap| tap_to_wire(&open_tap.tap)).collect();
         self.send_message(to_proxy::Message::Ping(proto::Ping { report_interval_ms, taps }))
     }
 
     /// Forwards tapped requests to their tap, if that is still open. Requests over the rate limit are only
     /// counted.
     fn forward_tapped(&mut self, wire: proto::Tapped, now: Instant) {
-        let is_within_limit = self.tapped.take_message(now);
+        let is_within_limit = self.tap_limit.take_message(now);
         let proto::Tapped { tap, records, dropped } = wire;
-        let open = self.taps.borrow();
-        let Some(open) = open.iter().find(|open| open.tap.id == tap) else { return };
+        let open_taps = self.taps.borrow();
+        let Some(open_tap) = open_taps.iter().find(|open_tap| open_tap.tap.id == tap) else {
+            return;
+        };
         if !is_within_limit {
-            return open.record_lost(dropped.saturating_add(records.len() as u64));
+            return open_tap.record_lost(dropped.saturating_add(records.len() as u64));
         }
         let (records, excluded) = records_from_wire(records);
         let dropped = dropped.saturating_add(excluded);
-        open.forward_records(TapRecords { workload: self.workload.clone(), records, dropped });
+        open_tap.forward_records(TapRecords { workload: self.workload.clone(), records, dropped });
     }
 
     /// Handles a part of a response to a query. The cost of reading a requested part is refunded to the proxy.
@@ -349,9 +352,9 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     fn send_next_delta(&mut self) -> Result<(), ServeError> {
         if let Some(delta) = self.publisher.next_delta() {
             self.acknowledge_by = Some(Instant::now() + ACKNOWLEDGE_TIMEOUT);
-            let before = self.writer.queued_bytes();
+            let queued_before = self.writer.queued_bytes();
             self.send_message(to_proxy::Message::Delta(delta_to_wire(delta)))?;
-            self.delta_bytes += self.writer.queued_bytes().saturating_sub(before) as u64;
+            self.delta_bytes += self.writer.queued_bytes().saturating_sub(queued_before) as u64;
         }
         let oversized = self.publisher.take_oversized();
         if !oversized.is_empty() {
@@ -361,7 +364,9 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             return Ok(());
         };
         let rejected_count = self.publisher.rejected_resources().count();
-        if self.applied.replace((change, rejected_count)) != Some((change, rejected_count)) {
+        if self.last_acknowledgement.replace((change, rejected_count))
+            != Some((change, rejected_count))
+        {
             self.pending.add_applied(change, rejected_count, std::mem::take(&mut self.delta_bytes));
         }
         Ok(())
@@ -380,7 +385,7 @@ fn lists_from_wire(wire: proto::Services) -> Result<SubscriptionLists, ServeErro
         && addresses.len() <= MAX_ADDRESSES
         && dns_names.len() <= MAX_NAMES;
     if !is_within_limits {
-        return Err(ServeError::Malformed(TOO_MANY.to_owned()));
+        return Err(ServeError::Malformed(TOO_MANY_SUBSCRIPTIONS.to_owned()));
     }
     Ok(SubscriptionLists {
         services: services_from_wire(&names)?,
@@ -389,8 +394,8 @@ fn lists_from_wire(wire: proto::Services) -> Result<SubscriptionLists, ServeErro
     })
 }
 
-/// The cost of reading a message of any kind: its bytes, and a fixed part that limits the number of short
-/// messages.
+/// Returns the cost of reading a message of any kind: its bytes, and a fixed part that limits the number of
+/// short messages.
 pub(super) fn reading_units(bytes: usize) -> u64 {
     MESSAGE_UNITS.saturating_add((bytes / BYTES_PER_UNIT) as u64)
 }
@@ -453,7 +458,7 @@ fn unknown_nonce(nonce: u64) -> ServeError {
     ServeError::Malformed(format!("a response to delta {nonce}, which is not in flight"))
 }
 
-/// The fixed part: decryption, wake-up and decoding of the shortest message.
+/// The fixed cost of a message: decryption, wake-up and decoding of the shortest message.
 const MESSAGE_UNITS: u64 = 16;
 
 /// The bytes that are decrypted and decoded for one unit.
@@ -482,10 +487,15 @@ const TAPPED_BURST: Duration = Duration::from_secs(1);
 /// The maximum time for sending the last message.
 pub(super) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The error for a proxy that has two pending certificate requests.
 const SECOND_RENEWAL: &str = "a certificate request while another one is pending";
 
-const TOO_MANY: &str = "a message requests more resources than a proxy may subscribe to";
+/// The error for a message with too many subscriptions.
+const TOO_MANY_SUBSCRIPTIONS: &str =
+    "a message requests more resources than a proxy may subscribe to";
 
+/// The goodbye when the mesh owner drops the connection without a reason.
 const SESSION_ENDED: &str = "the control plane has ended the session of this workload";
 
+/// The response to a certificate request that the mesh owner dropped.
 const TRY_AGAIN: &str = "the control plane could not respond: try again";

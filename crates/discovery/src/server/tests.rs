@@ -43,7 +43,7 @@ impl Owner {
         }
     }
 
-    /// The next event. Its turn ends at once.
+    /// Returns the next event. Its turn ends at once.
     async fn next_event(&mut self) -> Option<Event> {
         self.events.recv().await.map(|queued| queued.event)
     }
@@ -56,7 +56,7 @@ impl Owner {
     }
 }
 
-/// An event as a short text.
+/// Returns an event as a short text.
 fn describe_event(event: &Event) -> String {
     match event {
         Event::Connected(_) => "connected".into(),
@@ -87,30 +87,34 @@ fn describe_event(event: &Event) -> String {
         Event::PeerSidecars { .. } | Event::PeerConnected | Event::PeerDisconnected { .. } => {
             panic!("not about a proxy: {event:?}")
         }
-        Event::Disconnected { connection } => format!("left {connection}"),
+        Event::Disconnected { connection } => format!("disconnected {connection}"),
     }
 }
 
-/// A queue to the owner, and the sending end of one connection with its own budget.
+/// Returns a queue to the owner, and the sending end of one connection with its own budget.
 fn event_sender() -> (EventSender, mpsc::Receiver<QueuedEvent>) {
     let (queue, events) = event_queue(16);
     (queue.create_sender(Arc::new(Budget::new(Instant::now()))), events)
 }
 
-/// A server for one connection, its owner, and the other end of the stream.
+/// Returns a server for one connection, its owner, and the other end of the stream.
 fn start_server() -> (impl Future<Output = Result<(), ServeError>>, Owner, DuplexStream) {
-    let (near, far) = duplex(4096);
+    let (server_end, proxy_end) = duplex(4096);
     let (sender, events) = event_sender();
-    (serve_proxy(near, CONNECTION, sender, None, OperatorSessions::new(1)), Owner { events }, far)
+    (
+        serve_proxy(server_end, CONNECTION, sender, None, OperatorSessions::new(1)),
+        Owner { events },
+        proxy_end,
+    )
 }
 
 /// A proxy with a traffic report at each call except the second.
-struct Busy {
+struct TrafficReporter {
     /// The number of calls for a report.
     report_count: u32,
 }
 
-impl UpdateHandler for Busy {
+impl UpdateHandler for TrafficReporter {
     fn apply_update(&mut self, _: ConfigUpdate) -> Result<(), Vec<ResourceRejection>> {
         Ok(())
     }
@@ -124,10 +128,10 @@ impl UpdateHandler for Busy {
 
 #[tokio::test(start_paused = true)]
 async fn traffic_is_reported_at_the_requested_interval_when_there_was_some() {
-    let (near, far) = duplex(4096);
+    let (server_end, proxy_end) = duplex(4096);
     let (sender, events) = event_sender();
     let server = serve_proxy(
-        near,
+        server_end,
         CONNECTION,
         sender,
         Some(Duration::from_secs(7)),
@@ -135,54 +139,73 @@ async fn traffic_is_reported_at_the_requested_interval_when_there_was_some() {
     );
     let mut owner = Owner { events };
     let (_requests, mut queue) = mpsc::channel(1);
-    let (mut subscriber, mut busy) = (Subscriber::new(), Busy { report_count: 0 });
+    let (mut subscriber, mut reporter) = (Subscriber::new(), TrafficReporter { report_count: 0 });
     let start = Instant::now();
-    let client = follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut busy);
+    let client = follow_control_plane(
+        proxy_end,
+        gateway_hello(),
+        &mut subscriber,
+        &mut queue,
+        &mut reporter,
+    );
     let script = async {
         let responses = owner.wait_for_connected().await.responses;
         assert_eq!(owner.next().await, "traffic of 1s");
-        let first = start.elapsed();
+        let first_report_time = start.elapsed();
         assert_eq!(owner.next().await, "traffic of 3s");
-        let second = start.elapsed();
+        let second_report_time = start.elapsed();
         responses.send_replace(OwnerResponse::Goodbye("enough".to_owned()));
-        (first, second)
+        (first_report_time, second_report_time)
     };
-    let (server_result, _, (first, second)) = tokio::join!(server, client, script);
+    let (server_result, _, (first_report_time, second_report_time)) =
+        tokio::join!(server, client, script);
     server_result.unwrap();
-    assert_eq!((first, second), (Duration::from_secs(7), Duration::from_secs(21)));
+    assert_eq!(
+        (first_report_time, second_report_time),
+        (Duration::from_secs(7), Duration::from_secs(21))
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn excess_traffic_reports_of_a_proxy_are_dropped() {
-    let (server, mut owner, mut far) = start_server();
+    let (server, mut owner, mut proxy_end) = start_server();
     let flood = async {
         let hello = crate::envelope::hello_to_wire(&gateway_hello(), &[]);
-        far.write_all(&frame_message(from_proxy::Message::Hello(hello))).await.unwrap();
+        proxy_end.write_all(&frame_message(from_proxy::Message::Hello(hello))).await.unwrap();
         for _ in 0..500 {
             let traffic = proto::Traffic::default();
-            far.write_all(&frame_message(from_proxy::Message::Traffic(traffic))).await.unwrap();
+            proxy_end
+                .write_all(&frame_message(from_proxy::Message::Traffic(traffic)))
+                .await
+                .unwrap();
         }
-        drop(far);
+        drop(proxy_end);
     };
     let script = async {
         let _connected = owner.wait_for_connected().await;
-        let mut received = 0;
+        let mut received_reports = 0;
         while owner.next().await.starts_with("traffic") {
-            received += 1;
+            received_reports += 1;
         }
-        received
+        received_reports
     };
-    let (server_result, (), received) = tokio::join!(server, flood, script);
+    let (server_result, (), received_reports) = tokio::join!(server, flood, script);
     server_result.unwrap();
-    assert!((1..=5).contains(&received), "{received}");
+    assert!((1..=5).contains(&received_reports), "{received_reports}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn no_traffic_is_reported_without_an_interval() {
-    let (server, mut owner, far) = start_server();
+    let (server, mut owner, proxy_end) = start_server();
     let (_requests, mut queue) = mpsc::channel(1);
-    let (mut subscriber, mut busy) = (Subscriber::new(), Busy { report_count: 0 });
-    let client = follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut busy);
+    let (mut subscriber, mut reporter) = (Subscriber::new(), TrafficReporter { report_count: 0 });
+    let client = follow_control_plane(
+        proxy_end,
+        gateway_hello(),
+        &mut subscriber,
+        &mut queue,
+        &mut reporter,
+    );
     let script = async {
         let responses = owner.wait_for_connected().await.responses;
         // Meanwhile both ends send pings without payload.
@@ -190,14 +213,14 @@ async fn no_traffic_is_reported_without_an_interval() {
         responses.send_replace(OwnerResponse::Goodbye("enough".to_owned()));
         owner.next().await
     };
-    let (server_result, _, last) = tokio::join!(server, client, script);
+    let (server_result, _, last_event) = tokio::join!(server, client, script);
     server_result.unwrap();
-    assert_eq!((last.as_str(), busy.report_count), ("left 7", 0));
+    assert_eq!((last_event.as_str(), reporter.report_count), ("disconnected 7", 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_update_is_applied_and_acknowledged() {
-    let (server, mut owner, far) = start_server();
+    let (server, mut owner, proxy_end) = start_server();
     let (requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut updates = Vec::new();
@@ -206,32 +229,32 @@ async fn an_update_is_applied_and_acknowledged() {
         Ok(())
     };
     let client =
-        follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
-    let next = update_with(2, [service_config("ratings", 1)]);
+        follow_control_plane(proxy_end, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
+    let next_update = update_with(2, [service_config("ratings", 1)]);
     let script = async {
         let connected = owner.wait_for_connected().await;
         assert_eq!(connected.connection, CONNECTION);
         assert_eq!(connected.hello, gateway_hello());
         connected.responses.send(OwnerResponse::Config(bookinfo_update())).unwrap();
         assert_eq!(owner.next().await, "applied 1, 0 rejected");
-        connected.responses.send(OwnerResponse::Config(next.clone())).unwrap();
+        connected.responses.send(OwnerResponse::Config(next_update.clone())).unwrap();
         assert_eq!(owner.next().await, "applied 2, 0 rejected");
-        let equal = ConfigUpdate { change: ChangeId(3), ..next.clone() };
+        let equal = ConfigUpdate { change: ChangeId(3), ..next_update.clone() };
         connected.responses.send(OwnerResponse::Config(equal)).unwrap();
         assert_eq!(owner.next().await, "applied 3, 0 rejected");
         drop(requests);
-        assert_eq!(owner.next().await, "left 7");
+        assert_eq!(owner.next().await, "disconnected 7");
     };
     let (server_result, client_error, ()) = tokio::join!(server, client, script);
     server_result.unwrap();
     assert!(matches!(client_error, DiscoveryError::Stopped), "{client_error}");
-    assert_eq!(updates, [bookinfo_update(), next.clone()]);
-    assert_eq!(subscriber.current_update(), Some(&next));
+    assert_eq!(updates, [bookinfo_update(), next_update.clone()]);
+    assert_eq!(subscriber.current_update(), Some(&next_update));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_rejected_resource_is_reported_with_its_reason_and_the_others_are_applied() {
-    let (server, mut owner, far) = start_server();
+    let (server, mut owner, proxy_end) = start_server();
     let (requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut apply =
@@ -243,11 +266,11 @@ async fn a_rejected_resource_is_reported_with_its_reason_and_the_others_are_appl
             false => Ok(()),
         };
     let client =
-        follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
+        follow_control_plane(proxy_end, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let script = async {
         let connected = owner.wait_for_connected().await;
-        let next = update_with(5, [service_config("bad", 1), service_config("good", 1)]);
-        connected.responses.send(OwnerResponse::Config(next)).unwrap();
+        let next_update = update_with(5, [service_config("bad", 1), service_config("good", 1)]);
+        connected.responses.send(OwnerResponse::Config(next_update)).unwrap();
         let expected = "rejected service bookinfo/bad: rule 1: unclosed group in `(`";
         assert_eq!(owner.next().await, expected);
         assert_eq!(owner.next().await, "applied 5, 1 rejected");
@@ -261,12 +284,12 @@ async fn a_rejected_resource_is_reported_with_its_reason_and_the_others_are_appl
 
 #[tokio::test(start_paused = true)]
 async fn requests_reach_the_owner_and_certificates_reach_the_proxy() {
-    let (server, mut owner, far) = start_server();
+    let (server, mut owner, proxy_end) = start_server();
     let (requests, mut queue) = mpsc::channel(8);
     let mut subscriber = Subscriber::new();
     let mut apply = |_: ConfigUpdate| Ok(());
     let client =
-        follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
+        follow_control_plane(proxy_end, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let issued = IssuedCertificate { chain: vec![vec![1], vec![2]], roots: vec![vec![3]] };
     let renew = async |owner: &mut Owner,
                        result: Option<Result<IssuedCertificate, IssuanceFailure>>| {
@@ -325,19 +348,24 @@ async fn the_owner_ends_a_connection_with_a_goodbye_or_by_dropping_it() {
         (Some(OwnerResponse::Goodbye("not your workload".into())), "not your workload"),
         (None, "has ended the session"),
     ] {
-        let (server, mut owner, far) = start_server();
+        let (server, mut owner, proxy_end) = start_server();
         let (_requests, mut queue) = mpsc::channel(1);
         let mut subscriber = Subscriber::new();
         let mut apply = |_: ConfigUpdate| Ok(());
-        let client =
-            follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
+        let client = follow_control_plane(
+            proxy_end,
+            gateway_hello(),
+            &mut subscriber,
+            &mut queue,
+            &mut apply,
+        );
         let script = async {
             let connected = owner.wait_for_connected().await;
             if let Some(response) = response {
                 connected.responses.send(response).unwrap();
             }
             drop(connected);
-            assert_eq!(owner.next().await, "left 7");
+            assert_eq!(owner.next().await, "disconnected 7");
         };
         let (server_result, client_error, ()) = tokio::join!(server, client, script);
         server_result.unwrap();
@@ -348,12 +376,12 @@ async fn the_owner_ends_a_connection_with_a_goodbye_or_by_dropping_it() {
 
 #[tokio::test(start_paused = true)]
 async fn pings_keep_idle_streams_open() {
-    let (server, mut owner, far) = start_server();
+    let (server, mut owner, proxy_end) = start_server();
     let (requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut apply = |_: ConfigUpdate| Ok(());
     let client =
-        follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
+        follow_control_plane(proxy_end, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let script = async {
         let connected = owner.wait_for_connected().await;
         sleep(Duration::from_secs(24 * 3600)).await;
@@ -368,12 +396,12 @@ async fn pings_keep_idle_streams_open() {
 
 /// Sends these bytes as a proxy, then stays silent, and reads the responses.
 async fn serve_bytes(bytes: &[u8]) -> (Result<(), ServeError>, Vec<String>) {
-    let (server, mut owner, mut far) = start_server();
+    let (server, mut owner, mut proxy_end) = start_server();
     let proxy = async {
-        // A server that has hung up does not read anymore.
-        far.write_all(bytes).await.ok();
+        // The server may have closed the stream.
+        proxy_end.write_all(bytes).await.ok();
         let mut responses = Vec::new();
-        tokio::io::AsyncReadExt::read_to_end(&mut far, &mut responses).await.ok();
+        tokio::io::AsyncReadExt::read_to_end(&mut proxy_end, &mut responses).await.ok();
     };
     let script = async {
         let mut events = Vec::new();
@@ -453,10 +481,10 @@ async fn an_invalid_message_ends_the_connection_with_a_reason() {
     for (prefix, bytes, reason) in cases {
         let (server_result, events) = serve_bytes(&[&prefix[..], &bytes].concat()).await;
         let error = server_result.expect_err(reason).to_string();
-        assert!(error.contains(reason), "{error} should say {reason}");
+        assert!(error.contains(reason), "{error} does not contain {reason}");
         match prefix.is_empty() {
             true => assert!(events.is_empty(), "{events:?}"),
-            false => assert_eq!(events, ["connected", "left 7"]),
+            false => assert_eq!(events, ["connected", "disconnected 7"]),
         }
     }
 }
@@ -467,13 +495,13 @@ fn framed_renewal(id: u64) -> Vec<u8> {
 
 #[tokio::test(start_paused = true)]
 async fn a_second_certificate_request_before_the_response_ends_the_connection() {
-    let (server, mut owner, mut far) = start_server();
+    let (server, mut owner, mut proxy_end) = start_server();
     let script = async {
-        far.write_all(&[framed_hello(), framed_renewal(1)].concat()).await.unwrap();
+        proxy_end.write_all(&[framed_hello(), framed_renewal(1)].concat()).await.unwrap();
         let _connected = owner.wait_for_connected().await;
         let _first_request = owner.next_event().await.unwrap();
-        far.write_all(&framed_renewal(2)).await.unwrap();
-        assert_eq!(owner.next().await, "left 7");
+        proxy_end.write_all(&framed_renewal(2)).await.unwrap();
+        assert_eq!(owner.next().await, "disconnected 7");
     };
     let (server_result, ()) = tokio::join!(server, script);
     let error = server_result.unwrap_err().to_string();
@@ -482,11 +510,11 @@ async fn a_second_certificate_request_before_the_response_ends_the_connection() 
 
 #[tokio::test(start_paused = true)]
 async fn certificate_requests_in_quick_succession_are_rejected() {
-    let (server, mut owner, mut far) = start_server();
+    let (server, mut owner, mut proxy_end) = start_server();
     let script = async {
-        far.write_all(&framed_hello()).await.unwrap();
+        proxy_end.write_all(&framed_hello()).await.unwrap();
         let _connected = owner.wait_for_connected().await;
-        let (read_half, mut write_half) = tokio::io::split(&mut far);
+        let (read_half, mut write_half) = tokio::io::split(&mut proxy_end);
         let mut reader = FrameReader::new(read_half, 1 << 20);
         for (id, is_forwarded) in [(1, true), (2, false), (3, true)] {
             write_half.write_all(&framed_renewal(id)).await.unwrap();
@@ -511,18 +539,18 @@ async fn certificate_requests_in_quick_succession_are_rejected() {
 #[tokio::test(start_paused = true)]
 async fn requests_of_a_proxy_that_never_reads_are_no_longer_read() {
     const REQUESTS: usize = 100_000;
-    let (server, mut owner, mut far) = start_server();
+    let (server, mut owner, mut proxy_end) = start_server();
     let mut request_count = 0;
     let script = async {
-        far.write_all(&framed_hello()).await.unwrap();
+        proxy_end.write_all(&framed_hello()).await.unwrap();
         let _connected = owner.wait_for_connected().await;
-        far.write_all(&framed_renewal(0)).await.unwrap();
+        proxy_end.write_all(&framed_renewal(0)).await.unwrap();
         assert_eq!(owner.next().await, "certify [9]");
         // The response is being sent; from now on each request is rejected, which is a response too.
         sleep(MIN_RENEWAL_INTERVAL / 2).await;
         let flood = async {
             while request_count < REQUESTS {
-                far.write_all(&framed_renewal(1)).await.unwrap();
+                proxy_end.write_all(&framed_renewal(1)).await.unwrap();
                 request_count += 1;
             }
         };
@@ -544,19 +572,19 @@ async fn waits_for_a_proxy_are_bounded() {
 
     let (server_result, events) = serve_bytes(&framed_hello()).await;
     assert!(matches!(server_result, Err(ServeError::Unacknowledged)), "{server_result:?}");
-    assert_eq!(events, ["connected", "left 7"]);
+    assert_eq!(events, ["connected", "disconnected 7"]);
 
-    let (server, mut owner, mut far) = start_server();
+    let (server, mut owner, mut proxy_end) = start_server();
     let script = async {
-        far.write_all(&framed_hello()).await.unwrap();
+        proxy_end.write_all(&framed_hello()).await.unwrap();
         let connected = owner.wait_for_connected().await;
         connected.responses.send(OwnerResponse::Config(bookinfo_update())).unwrap();
-        FrameReader::new(&mut far, 1 << 20).next().await.unwrap().unwrap();
+        FrameReader::new(&mut proxy_end, 1 << 20).next().await.unwrap().unwrap();
         let start = Instant::now();
         let ack = frame_message(from_proxy::Message::Ack(proto::Ack { nonce: 1 }));
-        far.write_all(&ack).await.unwrap();
+        proxy_end.write_all(&ack).await.unwrap();
         assert_eq!(owner.next().await, "applied 1, 0 rejected");
-        assert_eq!(owner.next().await, "left 7");
+        assert_eq!(owner.next().await, "disconnected 7");
         assert_eq!(start.elapsed(), MAX_SILENCE);
         connected
     };
@@ -566,7 +594,7 @@ async fn waits_for_a_proxy_are_bounded() {
 
 #[tokio::test]
 async fn an_idle_connection_is_small() {
-    let (server, _owner, _far) = start_server();
+    let (server, _owner, _proxy_end) = start_server();
     let bytes = size_of_val(&server);
     assert!(bytes < 4 << 10, "{bytes} bytes");
 }
@@ -582,13 +610,13 @@ proptest! {
         let index = index.index(damaged.len());
         damaged[index] = value;
         let announced = [&[0, 0, 0, u8::try_from(bytes.len()).unwrap()][..], &bytes].concat();
-        let later = [&framed_hello()[..], &announced].concat();
+        let hello_and_message = [&framed_hello()[..], &announced].concat();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
             .build()
             .unwrap();
-        for bytes in [bytes, announced, damaged, later] {
+        for bytes in [bytes, announced, damaged, hello_and_message] {
             let (result, events) = runtime.block_on(serve_bytes(&bytes));
             prop_assert!(result.is_err() || events.len() != 1, "{:?} {:?}", result, events);
             prop_assert_ne!(events.last().map(String::as_str), Some("connected"));
@@ -626,7 +654,7 @@ async fn joins_are_accepted_rejected_or_time_out() {
         ),
     ];
     for (handle_join, reason) in handlers {
-        let (near, far) = duplex(1024);
+        let (server_end, proxy_end) = duplex(1024);
         let (sender, mut events) = event_sender();
         let owner = async {
             match events.recv().await.map(|queued| queued.event) {
@@ -640,9 +668,12 @@ async fn joins_are_accepted_rejected_or_time_out() {
                 event => panic!("not a join: {event:?}"),
             }
         };
-        let client = crate::join(far, "secret", &workload, &[1]);
-        let (_, joined, ()) =
-            tokio::join!(crate::serve_join(near, [127, 0, 0, 1].into(), sender), client, owner);
+        let client = crate::join(proxy_end, "secret", &workload, &[1]);
+        let (_, joined, ()) = tokio::join!(
+            crate::serve_join(server_end, [127, 0, 0, 1].into(), sender),
+            client,
+            owner
+        );
         match joined {
             Ok(joined) => assert_eq!((joined, reason), (issued.clone(), "")),
             Err(error) => {
@@ -654,19 +685,22 @@ async fn joins_are_accepted_rejected_or_time_out() {
 
 #[tokio::test(start_paused = true)]
 async fn a_join_without_response_times_out() {
-    let (near, _far) = duplex(1024);
+    let (server_end, _proxy_end) = duplex(1024);
     let workload = "bookinfo/gateway-1".parse().unwrap();
-    let error = crate::join(near, "secret", &workload, &[1]).await.unwrap_err();
+    let error = crate::join(server_end, "secret", &workload, &[1]).await.unwrap_err();
     assert!(matches!(error, crate::JoinError::Timeout), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_invalid_join_request_is_an_error() {
     for bytes in [&[0, 0, 0, 0][..], &[0, 0, 0, 2, 0xff, 0xff], &[0, 1, 0, 1], &[0, 0, 0, 9, 1]] {
-        let (near, mut far) = duplex(1024);
-        far.write_all(bytes).await.unwrap();
+        let (server_end, mut proxy_end) = duplex(1024);
+        proxy_end.write_all(bytes).await.unwrap();
         let (sender, mut events) = event_sender();
-        assert!(crate::serve_join(near, [127, 0, 0, 1].into(), sender).await.is_err(), "{bytes:?}");
+        assert!(
+            crate::serve_join(server_end, [127, 0, 0, 1].into(), sender).await.is_err(),
+            "{bytes:?}"
+        );
         assert!(events.recv().await.is_none());
     }
 }

@@ -9,7 +9,7 @@ use leno_model::{
     ServiceName, WeightedBackend, WorkloadConfig, WorkloadName,
 };
 
-use crate::held_versions::endpoints_of;
+use crate::held_versions::service_endpoints;
 use crate::key::ResourceKey;
 use crate::message::{ConfigUpdate, Delta, ResourceRejection};
 use crate::resource::Resource;
@@ -22,8 +22,9 @@ pub(super) struct DecodedDelta {
     services: BTreeMap<ServiceName, ServiceConfig>,
     removed_services: BTreeSet<ServiceName>,
     endpoints: BTreeMap<ServiceName, EndpointChanges>,
-    /// Address entries and, below, DNS records; `None` for unsubscribed ones.
+    /// Address entries; `None` for those to remove.
     addresses: BTreeMap<IpAddr, Option<Arc<AddressEntry>>>,
+    /// DNS records; `None` for those to remove.
     names: BTreeMap<ServiceName, Option<Arc<DnsRecord>>>,
 }
 
@@ -32,73 +33,87 @@ type EndpointChanges = BTreeMap<(u16, WorkloadName), Option<Arc<Endpoint>>>;
 
 impl DecodedDelta {
     /// Decodes every resource of a delta.
-    pub(super) fn read(delta: &Delta) -> Result<Self, Vec<ResourceRejection>> {
-        let mut staging = Self::default();
+    pub(super) fn decode(delta: &Delta) -> Result<Self, Vec<ResourceRejection>> {
+        let mut decoded_delta = Self::default();
         let mut rejections = Vec::new();
         for key in &delta.removed {
-            rejections.extend(staging.remove(key));
+            rejections.extend(decoded_delta.remove(key));
         }
         for upsert in &delta.upserts {
             match Resource::decode(upsert) {
-                Ok(resource) => staging.insert(resource),
+                Ok(resource) => decoded_delta.insert(resource),
                 Err(invalid) => {
                     let reason = format!("{}: {}", invalid.field, invalid.reason);
                     rejections.push(ResourceRejection::new(invalid.key, reason));
                 }
             }
         }
-        if rejections.is_empty() { Ok(staging) } else { Err(rejections) }
+        if rejections.is_empty() { Ok(decoded_delta) } else { Err(rejections) }
     }
 
-    /// The resulting configuration; the previous one if it is equal.
-    pub(super) fn resulting_proxy_config(
+    /// Returns the resulting configuration; the previous one if it is equal.
+    pub(super) fn build_workload_config(
         &self,
-        before: Option<&ConfigUpdate>,
+        current_update: Option<&ConfigUpdate>,
     ) -> Option<Arc<WorkloadConfig>> {
-        let before = before.map(|before| &before.snapshot.config);
-        let new = self.config.as_ref().filter(|new| before.is_none_or(|before| before != *new));
-        new.or(before).cloned()
+        let current_config = current_update.map(|current_update| &current_update.snapshot.config);
+        let new_config = self.config.as_ref().filter(|new_config| {
+            current_config.is_none_or(|current_config| current_config != *new_config)
+        });
+        new_config.or(current_config).cloned()
     }
 
-    /// The resulting address entries; `None` without changes.
-    pub(super) fn resulting_addresses(
+    /// Returns the resulting address entries; `None` without changes.
+    pub(super) fn build_addresses(
         &self,
-        before: Option<&ConfigUpdate>,
+        current_update: Option<&ConfigUpdate>,
     ) -> Option<BTreeMap<IpAddr, Arc<AddressEntry>>> {
-        merge_changes(&self.addresses, before.map(|before| &before.snapshot.addresses))
+        merge_changes(
+            &self.addresses,
+            current_update.map(|current_update| &current_update.snapshot.addresses),
+        )
     }
 
-    /// The resulting DNS records; `None` without changes.
-    pub(super) fn resulting_names(
+    /// Returns the resulting DNS records; `None` without changes.
+    pub(super) fn build_names(
         &self,
-        before: Option<&ConfigUpdate>,
+        current_update: Option<&ConfigUpdate>,
     ) -> Option<BTreeMap<ServiceName, Arc<DnsRecord>>> {
-        merge_changes(&self.names, before.map(|before| &before.snapshot.names))
+        merge_changes(
+            &self.names,
+            current_update.map(|current_update| &current_update.snapshot.names),
+        )
     }
 
-    /// The resulting services, with all references checked; `None` without changes.
-    pub(super) fn resulting_services(
+    /// Returns the resulting services, with all references checked; `None` without changes.
+    pub(super) fn build_services(
         &self,
-        before: Option<&ConfigUpdate>,
+        current_update: Option<&ConfigUpdate>,
         absent: &BTreeSet<ServiceName>,
     ) -> Result<Option<BTreeMap<ServiceName, Arc<ServiceConfig>>>, Vec<ResourceRejection>> {
-        let old = before.map(|before| &before.snapshot.services);
-        let mut services = old.cloned().unwrap_or_default();
+        let old_services = current_update.map(|current_update| &current_update.snapshot.services);
+        let mut services = old_services.cloned().unwrap_or_default();
         let mut rejections = Vec::new();
         services.retain(|name, _| !self.removed_services.contains(name));
-        let mut has_changed = old.is_some_and(|old| old.len() != services.len());
+        let mut has_changed =
+            old_services.is_some_and(|old_services| old_services.len() != services.len());
         for name in self.affected_services() {
-            let old = services.get(name);
-            let Some(service) = self.rebuild_service(name, old.map(|old| &**old), &mut rejections)
-            else {
+            let old_service = services.get(name);
+            let Some(service) = self.rebuild_service(
+                name,
+                old_service.map(|old_service| &**old_service),
+                &mut rejections,
+            ) else {
                 continue;
             };
-            if old.is_none_or(|old| **old != service) {
+            if old_service.is_none_or(|old_service| **old_service != service) {
                 has_changed = true;
                 services.insert(name.clone(), Arc::new(service));
             }
         }
-        if has_changed || before.is_none_or(|before| before.absent != *absent) {
+        if has_changed
+            || current_update.is_none_or(|current_update| current_update.absent != *absent)
+        {
             self.check_backends(&services, absent, &mut rejections);
         }
         if rejections.is_empty() { Ok(has_changed.then_some(services)) } else { Err(rejections) }
@@ -149,37 +164,40 @@ impl DecodedDelta {
         }
     }
 
-    /// The services that the delta adds or changes, and those with changed endpoints.
+    /// Returns the services that the delta adds or changes, and those with changed endpoints.
     fn affected_services(&self) -> BTreeSet<&ServiceName> {
         self.services.keys().chain(self.endpoints.keys()).collect()
     }
 
-    /// The resulting service with its endpoints; `None` if there is no such service.
+    /// Returns the resulting service with its endpoints; `None` if there is no such service.
     fn rebuild_service(
         &self,
         name: &ServiceName,
-        old: Option<&ServiceConfig>,
+        old_service: Option<&ServiceConfig>,
         rejections: &mut Vec<ResourceRejection>,
     ) -> Option<ServiceConfig> {
-        let no_changes = EndpointChanges::new();
-        let changes = self.endpoints.get(name).unwrap_or(&no_changes);
+        let empty_changes = EndpointChanges::new();
+        let changes = self.endpoints.get(name).unwrap_or(&empty_changes);
         let Some(mut service) =
-            self.services.get(name).cloned().or_else(|| old.map(without_endpoints))
+            self.services.get(name).cloned().or_else(|| old_service.map(without_endpoints))
         else {
-            let misplaced = changes.values().flatten();
+            let unplaced_endpoints = changes.values().flatten();
             let reject =
                 |endpoint: &Arc<Endpoint>| reject_endpoint(endpoint, "its service is unknown");
-            rejections.extend(misplaced.map(reject));
+            rejections.extend(unplaced_endpoints.map(reject));
             return None;
         };
-        let retained = old.into_iter().flat_map(endpoints_of);
+        let retained = old_service.into_iter().flat_map(service_endpoints);
         let retained =
             retained.map(|(port, endpoint)| ((port, endpoint.id.workload.clone()), endpoint));
         let mut endpoints: BTreeMap<_, _> = retained.collect();
         for (endpoint_key, change) in changes {
             match change {
                 // An equal endpoint keeps its `Arc`.
-                Some(new) if endpoints.get(endpoint_key).is_some_and(|old| *old == new) => {}
+                Some(new)
+                    if endpoints
+                        .get(endpoint_key)
+                        .is_some_and(|old_endpoint| *old_endpoint == new) => {}
                 Some(new) => {
                     endpoints.insert(endpoint_key.clone(), new);
                 }
@@ -213,7 +231,8 @@ impl DecodedDelta {
                 continue;
             };
             let (from, to) = (name.clone(), backend.service.clone());
-            let route = route_to_backend(service, &to).map_or(String::new(), |key| key.to_string());
+            let route =
+                find_route_to_backend(service, &to).map_or(String::new(), |key| key.to_string());
             let is_wrong_removal =
                 self.removed_services.contains(&to) && !self.services.contains_key(name);
             let (key, because, reason) = if is_wrong_removal {
@@ -234,22 +253,23 @@ impl DecodedDelta {
     }
 }
 
-/// The resulting map after additions and removals; `None` without changes.
+/// Returns the resulting map after additions and removals; `None` without changes.
 fn merge_changes<K: Ord + Clone, A: PartialEq>(
-    update: &BTreeMap<K, Option<Arc<A>>>,
-    old: Option<&BTreeMap<K, Arc<A>>>,
+    changes: &BTreeMap<K, Option<Arc<A>>>,
+    old_entries: Option<&BTreeMap<K, Arc<A>>>,
 ) -> Option<BTreeMap<K, Arc<A>>> {
-    let differs =
-        |(key, new): (&K, &Option<Arc<A>>)| old.and_then(|old| old.get(key)) != new.as_ref();
-    if !update.iter().any(differs) {
+    let differs = |(key, new_value): (&K, &Option<Arc<A>>)| {
+        old_entries.and_then(|old_entries| old_entries.get(key)) != new_value.as_ref()
+    };
+    if !changes.iter().any(differs) {
         return None;
     }
-    let mut result = old.cloned().unwrap_or_default();
-    for (key, new) in update {
-        match new {
+    let mut result = old_entries.cloned().unwrap_or_default();
+    for (key, new_value) in changes {
+        match new_value {
             // An equal value keeps its `Arc`.
-            Some(new) if result.get(key) == Some(new) => {}
-            Some(new) => drop(result.insert(key.clone(), Arc::clone(new))),
+            Some(new_value) if result.get(key) == Some(new_value) => {}
+            Some(new_value) => drop(result.insert(key.clone(), Arc::clone(new_value))),
             None => drop(result.remove(key)),
         }
     }
@@ -274,16 +294,16 @@ fn reject_endpoint(endpoint: &Endpoint, reason: &str) -> ResourceRejection {
     }
 }
 
-/// The first route of a service that forwards to this backend.
-fn route_to_backend(service: &ServiceConfig, backend: &ServiceName) -> Option<ObjectKey> {
+/// Returns the first route of a service that forwards to this backend.
+fn find_route_to_backend(service: &ServiceConfig, backend: &ServiceName) -> Option<ObjectKey> {
     let mut ports = service.ports.values();
     ports.find_map(|port| {
         let rule = port.rules.iter().find(|rule| has_backend(&rule.backends, backend));
-        let tls = port.tls_rules.iter().find(|rule| has_backend(&rule.backends, backend));
-        let tcp = port.tcp_rule.iter().find(|rule| has_backend(&rule.backends, backend));
+        let tls_rule = port.tls_rules.iter().find(|rule| has_backend(&rule.backends, backend));
+        let tcp_rule = port.tcp_rule.iter().find(|rule| has_backend(&rule.backends, backend));
         let key = rule.map(|rule| rule.kind.object_key(rule.route.clone()));
-        let key = key.or_else(|| tls.map(|rule| ObjectKey::TlsRoute(rule.route.clone())));
-        key.or_else(|| tcp.map(|rule| rule.kind.object_key(rule.route.clone())))
+        let key = key.or_else(|| tls_rule.map(|rule| ObjectKey::TlsRoute(rule.route.clone())));
+        key.or_else(|| tcp_rule.map(|rule| rule.kind.object_key(rule.route.clone())))
     })
 }
 

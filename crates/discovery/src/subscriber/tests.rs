@@ -17,7 +17,7 @@ fn delta_of(upserts: Vec<Upsert>, removed: Vec<ResourceKey>) -> Delta {
     Delta { nonce: 1, change: ChangeId(2), whole: true, upserts, removed, absent: None }
 }
 
-/// The delta that the control plane would send to a subscriber for this update.
+/// Returns the delta that the control plane would send to a subscriber for this update.
 fn delta_towards(subscriber: &Subscriber, update: ConfigUpdate) -> Delta {
     let mut publisher = Publisher::new(subscriber.held_versions());
     publisher.set_update(update);

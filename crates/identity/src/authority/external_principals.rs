@@ -81,5 +81,5 @@ impl Authority {
     }
 }
 
-/// Length limit of a common name (X.520, ub-common-name).
+/// Maximum length of a common name (X.520, ub-common-name).
 const MAX_COMMON_NAME_BYTES: usize = 64;

@@ -33,7 +33,7 @@ impl AuthorityFiles {
     /// Reads the files of a directory, which may not exist.
     ///
     /// # Errors
-    /// If a file cannot be read.
+    /// An I/O error if a file cannot be read.
     pub fn read(dir: &Path) -> io::Result<Self> {
         let mut files = BTreeMap::new();
         for (file, readers) in FILES {
@@ -47,7 +47,7 @@ impl AuthorityFiles {
     /// Replaces the authority files of a directory. A missing directory is created with all files at once.
     ///
     /// # Errors
-    /// If the directory cannot be written.
+    /// An I/O error if the directory cannot be written.
     pub fn write(&self, dir: &Path) -> io::Result<()> {
         match fs::metadata(dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.create(dir),
@@ -63,9 +63,9 @@ impl AuthorityFiles {
         };
         create_private_directory(parent)?;
         // Control planes share directories, and all of them write the same draft.
-        let path = dir.with_extension("lock");
-        let lock_result = disk::open_lock(&path).and_then(|lock| lock.lock().map(|()| lock));
-        let _lock = lock_result.map_err(|cause| disk::file_error("lock", &path, cause))?;
+        let lock_path = dir.with_extension("lock");
+        let lock_result = disk::open_lock(&lock_path).and_then(|lock| lock.lock().map(|()| lock));
+        let _lock = lock_result.map_err(|cause| disk::file_error("lock", &lock_path, cause))?;
         if dir.exists() {
             return self.replace(dir);
         }
@@ -100,7 +100,7 @@ impl AuthorityFiles {
         Ok(())
     }
 
-    /// Returns the files with their names.
+    /// Returns the names and contents of the files.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.0.iter().map(|(file, text)| (*file, text.as_str()))
     }
@@ -169,9 +169,10 @@ const FILES: [(&str, FileReaders); 7] = [
     ("tls.key", FileReaders::Owner),
 ];
 
+/// The file of the roots above an intermediate.
 const ISSUER_ROOTS_FILE: &str = "ca.crt";
 
-/// The files written by cert-manager.
+/// The files of an intermediate, as written by cert-manager.
 const ISSUER_FILES: [&str; 3] = ["tls.key", "tls.crt", ISSUER_ROOTS_FILE];
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ impl AuthoritySource {
         }
     }
 
-    /// As [`Self::open`], at the start of a control plane: creates a missing built-in root.
+    /// Opens the authority at the start of a control plane. Unlike [`Self::open`], it creates a missing built-in root.
     ///
     /// # Errors
     /// [`AuthorityError`] if it cannot be used or created.
@@ -75,14 +75,14 @@ fn open_issuer(
     };
     let key = PrivateKey::from_pem(&read_file("tls.key", FileReaders::Owner)?);
     let key = key.map_err(AuthorityError::IssuerKey)?;
-    let roots = Roots::from_pem(&read_file("ca.crt", FileReaders::AllUsers)?)?;
-    let text = read_file("tls.crt", FileReaders::AllUsers)?;
+    let external_roots = Roots::from_pem(&read_file("ca.crt", FileReaders::AllUsers)?)?;
+    let chain_pem = read_file("tls.crt", FileReaders::AllUsers)?;
     let certificates: Result<Vec<CertificateDer<'static>>, _> =
-        CertificateDer::pem_slice_iter(text.as_bytes()).take(MAX_CERTIFICATES).collect();
+        CertificateDer::pem_slice_iter(chain_pem.as_bytes()).take(MAX_CERTIFICATES_READ).collect();
     let mut chain = certificates.map_err(|_| AuthorityError::InvalidIssuer)?;
     // Some CAs append the root, which members have already.
-    chain.retain(|certificate| !roots.certificates().contains(certificate));
-    let signer = chain.first().filter(|_| chain.len() < MAX_CERTIFICATES);
+    chain.retain(|certificate| !external_roots.certificates().contains(certificate));
+    let signer = chain.first().filter(|_| chain.len() < MAX_CERTIFICATES_READ);
     let signer = signer.filter(|signer| may_sign_certificates(signer)).cloned();
     let signer = signer.ok_or(AuthorityError::InvalidIssuer)?;
     let mut not_before = UNIX_EPOCH;
@@ -100,11 +100,10 @@ fn open_issuer(
         not_after = Some(not_after.map_or(expiry, |earliest| earliest.min(expiry)));
     }
     let issuer = Issuer::from_ca_cert_der(&signer, key.into_pair());
-    let external_roots = roots;
     // Members trust this intermediate, and no other intermediate of the external root.
-    let trusted =
+    let member_roots =
         external_roots.certificates().iter().filter(|der| is_self_issued(der)).chain([&signer]);
-    let roots = Roots::new(trusted.cloned().collect())?;
+    let roots = Roots::new(member_roots.cloned().collect())?;
     let authority = Authority {
         trust_domain: trust_domain.clone(),
         issuer: issuer.map_err(AuthorityError::Encoding)?,
@@ -132,7 +131,8 @@ fn check_signing(
     let request = request.map_err(|_| AuthorityError::InvalidIssuer)?;
     let id = control_id(&authority.trust_domain);
     let subject = CertificateSubject { id: &id, workload: None, instance: None };
-    let issued = authority.sign(&request, subject, MIN_LEAF_LIFETIME.max(PROBE_LIFETIME), now)?;
+    let lifetime = MIN_LEAF_LIFETIME.max(CHECK_LIFETIME);
+    let issued = authority.sign(&request, subject, lifetime, now)?;
     // Members of older releases trust the external root only, and must accept the certificate as well.
     let unusable = |error| AuthorityError::IssuerUnusable(Box::new(error));
     verify_with_full_store(&issued, external_roots)
@@ -142,10 +142,10 @@ fn check_signing(
     Ok(())
 }
 
-/// Limit of the certificates read: one more than allowed, which are the signer and two of its issuers.
-const MAX_CERTIFICATES: usize = 4;
+/// Maximum number of certificates read: one more than allowed, which are the signer and two of its issuers.
+const MAX_CERTIFICATES_READ: usize = 4;
 /// The lifetime of the certificate that checks an authority: far shorter than that of any authority.
-const PROBE_LIFETIME: Duration = Duration::from_secs(60);
+const CHECK_LIFETIME: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -294,18 +294,21 @@ mod tests {
             intermediate_files(&root_authority, |_| {}),
         );
         let file = former.path().join("kept/issuers.pem");
-        let first = open(former.path()).unwrap().restore_trusted(&file, now()).unwrap();
+        let first =
+            open(former.path()).unwrap().restore_trusted_intermediates(&file, now()).unwrap();
         let first_member = member_credential(&first, None);
         let next = open(new.path()).unwrap().as_successor_of(&first, now());
-        next.save_trusted(&file).unwrap();
-        let restarted = open(new.path()).unwrap().restore_trusted(&file, now()).unwrap();
+        next.save_trusted_intermediates(&file).unwrap();
+        let restarted =
+            open(new.path()).unwrap().restore_trusted_intermediates(&file, now()).unwrap();
         assert!(restarted == next);
         let restarted_member = member_credential(&restarted, None);
         assert_eq!(handshake_errors(&first_member, &restarted_member), (None, None));
         assert_eq!(handshake_errors(&restarted_member, &first_member), (None, None));
         // A damaged file adds no trust and is not fatal.
         fs::write(&file, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
-        let restored = open(new.path()).unwrap().restore_trusted(&file, now()).unwrap();
+        let restored =
+            open(new.path()).unwrap().restore_trusted_intermediates(&file, now()).unwrap();
         assert_eq!(restored.roots().certificates().len(), 2);
     }
 

@@ -63,7 +63,7 @@ impl Rotation {
     /// Activates the new root for signing. Every member must trust it by then.
     ///
     /// # Errors
-    /// [`AuthorityError`] if there is no new root, or the directory cannot be written.
+    /// [`AuthorityError`] if there is no new root, it is not trusted, or the directory cannot be written.
     pub fn activate_root(&self, now: SystemTime) -> Result<(), AuthorityError> {
         self.check_stage(RotationStage::Added, "there is no new root to activate: add one first")?;
         self.open(now)?;
@@ -87,10 +87,11 @@ impl Rotation {
         self.remove_root(PREVIOUS_FILE, now)
     }
 
-    /// Rolls back the last stage.
+    /// Returns to the previous stage.
     ///
     /// # Errors
-    /// [`AuthorityError`] if no rotation is in progress, or the directory cannot be written.
+    /// [`AuthorityError`] if no rotation is in progress, the root that would sign is no longer trusted, or the
+    /// directory cannot be written.
     pub fn roll_back(&self, now: SystemTime) -> Result<(), AuthorityError> {
         match self.stage() {
             RotationStage::Stable => Err(AuthorityError::WrongStage("no root is being replaced")),
@@ -108,8 +109,8 @@ impl Rotation {
         Authority::open(&self.dir, &self.trust_domain, now)
     }
 
-    /// True if this key exists and differs from the signing one. A copy of the signing key is the remainder of an
-    /// interrupted step.
+    /// True if this key file exists and differs from that of the signing key. A copy of the signing key is left over
+    /// from an interrupted step.
     fn has_distinct_key(&self, file: &str) -> bool {
         let read_file =
             |file| disk::read(&self.file_path(file), FileReaders::AllUsers).ok().flatten();
@@ -148,8 +149,8 @@ impl Rotation {
     fn remove_root(&self, file: &str, now: SystemTime) -> Result<(), AuthorityError> {
         let key = self.read_key(file)?;
         let roots = self.open(now)?.roots();
-        let retained = roots.certificates().iter().filter(|der| !is_for_key(der, &key));
-        self.write_roots(&Roots::new(retained.cloned().collect())?)?;
+        let remaining_roots = roots.certificates().iter().filter(|der| !is_for_key(der, &key));
+        self.write_roots(&Roots::new(remaining_roots.cloned().collect())?)?;
         disk::remove(&self.file_path(file))?;
         Ok(())
     }

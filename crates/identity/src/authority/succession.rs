@@ -25,53 +25,57 @@ impl Authority {
     /// Returns this authority as the successor of `former`: members trust both, and its certificates include a
     /// cross-certificate by which members that trust only `former` verify the new one.
     ///
-    /// Does not affect an authority with a built-in root: its roots are in a file.
+    /// An authority with a built-in root is returned unchanged, because its trust bundle is in a file.
     #[must_use]
     pub fn as_successor_of(self, former: &Self, now: SystemTime) -> Self {
         if !self.is_intermediate() || !former.is_intermediate() {
             return self;
         }
-        let mut trusted: Vec<CertificateDer<'static>> = vec![former.signer.clone()];
-        trusted.extend(former.former_intermediates.iter().cloned());
+        let mut former_intermediates: Vec<CertificateDer<'static>> = vec![former.signer.clone()];
+        former_intermediates.extend(former.former_intermediates.iter().cloned());
         let mut cross_certificates = former.cross_certificates.clone();
-        if public_key_of(&former.signer) != public_key_of(&self.signer) {
+        if public_key(&former.signer) != public_key(&self.signer) {
             match former.cross_sign(&self, now) {
                 Ok(cross_certificate) => cross_certificates.insert(0, cross_certificate),
                 // Without it, members that are offline during the succession have to join again.
                 Err(error) => drop(error),
             }
         }
-        self.with_former(trusted, cross_certificates, now)
+        self.with_former_intermediates(former_intermediates, cross_certificates, now)
     }
 
     /// Adds the trusted intermediates and cross-certificates from the last run of a control plane, and then
     /// saves those of this run.
     ///
     /// # Errors
-    /// If the file cannot be read or written.
-    pub fn restore_trusted(self, file: &Path, now: SystemTime) -> io::Result<Self> {
+    /// An I/O error if the file cannot be read or written.
+    pub fn restore_trusted_intermediates(self, file: &Path, now: SystemTime) -> io::Result<Self> {
         if !self.is_intermediate() {
             return Ok(self);
         }
         let text = disk::read(file, FileReaders::AllUsers)?.unwrap_or_default();
-        let parsed = CertificateDer::pem_slice_iter(text.as_bytes()).take(MAX_SAVED_CERTIFICATES);
-        // Damaged certificates are not trusted.
-        let certificates: Vec<CertificateDer<'static>> = parsed.filter_map(Result::ok).collect();
+        // Damaged certificates are omitted, and therefore not trusted.
+        let certificates: Vec<CertificateDer<'static>> =
+            CertificateDer::pem_slice_iter(text.as_bytes())
+                .take(MAX_SAVED_CERTIFICATES)
+                .filter_map(Result::ok)
+                .collect();
         let is_cross_certificate = |der: &CertificateDer<'static>| {
             certificates.iter().any(|issuer| issuer != der && is_issued_by(der, issuer))
         };
         let (cross_certificates, former_intermediates) =
             certificates.iter().cloned().partition(is_cross_certificate);
-        let authority = self.with_former(former_intermediates, cross_certificates, now);
-        authority.save_trusted(file)?;
+        let authority =
+            self.with_former_intermediates(former_intermediates, cross_certificates, now);
+        authority.save_trusted_intermediates(file)?;
         Ok(authority)
     }
 
     /// Saves the trusted intermediates for the next run.
     ///
     /// # Errors
-    /// If the file cannot be written.
-    pub fn save_trusted(&self, file: &Path) -> io::Result<()> {
+    /// An I/O error if the file cannot be written.
+    pub fn save_trusted_intermediates(&self, file: &Path) -> io::Result<()> {
         if !self.is_intermediate() {
             return Ok(());
         }
@@ -99,44 +103,48 @@ impl Authority {
 
     /// Returns this authority with the former intermediates and cross-certificates that are still valid, up to
     /// their limits.
-    fn with_former(
+    fn with_former_intermediates(
         mut self,
         former_intermediates: Vec<CertificateDer<'static>>,
         cross_certificates: Vec<CertificateDer<'static>>,
         now: SystemTime,
     ) -> Self {
-        let own_key = public_key_of(&self.signer);
-        let mut retained: Vec<CertificateDer<'static>> = Vec::new();
+        let own_key = public_key(&self.signer);
+        let mut retained_intermediates: Vec<CertificateDer<'static>> = Vec::new();
         for former in former_intermediates {
-            let is_duplicate = retained.contains(&former) || public_key_of(&former) == own_key;
+            let is_duplicate =
+                retained_intermediates.contains(&former) || public_key(&former) == own_key;
             if !is_duplicate
                 && !is_self_issued(&former)
                 && certificate_expiry(&former) > now
-                && retained.len() < MAX_FORMER_INTERMEDIATES
+                && retained_intermediates.len() < MAX_FORMER_INTERMEDIATES
             {
-                retained.push(former);
+                retained_intermediates.push(former);
             }
         }
-        let mut retained_cross: Vec<CertificateDer<'static>> = Vec::new();
+        let mut retained_cross_certificates: Vec<CertificateDer<'static>> = Vec::new();
         for cross_certificate in cross_certificates {
-            let is_usable = retained.iter().any(|former| is_issued_by(&cross_certificate, former));
+            let is_usable = retained_intermediates
+                .iter()
+                .any(|former| is_issued_by(&cross_certificate, former));
             if is_usable
-                && !retained_cross.contains(&cross_certificate)
+                && !retained_cross_certificates.contains(&cross_certificate)
                 && certificate_expiry(&cross_certificate) > now
-                && retained_cross.len() < MAX_CROSS_CERTIFICATES
+                && retained_cross_certificates.len() < MAX_CROSS_CERTIFICATES
             {
-                retained_cross.push(cross_certificate);
+                retained_cross_certificates.push(cross_certificate);
             }
         }
         self.chain.retain(|der| !self.cross_certificates.contains(der));
-        self.chain.extend(retained_cross.iter().cloned());
+        self.chain.extend(retained_cross_certificates.iter().cloned());
         let roots = self.roots.certificates().iter().filter(|der| is_self_issued(der));
-        let trusted = roots.chain([&self.signer]).chain(&retained).cloned().collect();
+        let member_roots =
+            roots.chain([&self.signer]).chain(&retained_intermediates).cloned().collect();
         // The list is neither empty nor longer than the limit of roots allows.
-        if let Ok(roots) = Roots::new(trusted) {
+        if let Ok(roots) = Roots::new(member_roots) {
             self.roots = roots;
-            self.former_intermediates = retained;
-            self.cross_certificates = retained_cross;
+            self.former_intermediates = retained_intermediates;
+            self.cross_certificates = retained_cross_certificates;
         }
         self
     }
@@ -147,9 +155,8 @@ impl Authority {
         successor: &Self,
         now: SystemTime,
     ) -> Result<CertificateDer<'static>, AuthorityError> {
-        let invalid = |_| AuthorityError::InvalidIssuer;
-        let (_, certificate) =
-            x509_parser::parse_x509_certificate(&successor.signer).map_err(invalid)?;
+        let (_, certificate) = x509_parser::parse_x509_certificate(&successor.signer)
+            .map_err(|_| AuthorityError::InvalidIssuer)?;
         let not_after = self.not_after.min(successor.not_after);
         if now >= not_after {
             return Err(AuthorityError::RootExpired);
@@ -185,11 +192,12 @@ fn subject_name(certificate: &X509Certificate<'_>) -> Option<DistinguishedName> 
 }
 
 /// Returns the public key of a certificate; `None` if it cannot be parsed.
-fn public_key_of(der: &CertificateDer<'_>) -> Option<Vec<u8>> {
+fn public_key(der: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let (_, certificate) = x509_parser::parse_x509_certificate(der).ok()?;
     Some(certificate.public_key().subject_public_key.data.to_vec())
 }
 
+/// Returns the end of a certificate's validity; the Unix epoch if it cannot be parsed.
 fn certificate_expiry(der: &CertificateDer<'_>) -> SystemTime {
     let certificate = x509_parser::parse_x509_certificate(der);
     let expiry = certificate
@@ -206,11 +214,11 @@ fn is_issued_by(der: &CertificateDer<'_>, issuer: &CertificateDer<'_>) -> bool {
     der.issuer().as_raw() == issuer.subject().as_raw()
 }
 
-/// Limit of previous intermediates that stay trusted.
+/// Maximum number of previous intermediates that stay trusted.
 const MAX_FORMER_INTERMEDIATES: usize = 2;
 
-/// Limit of cross-certificates. Members of older releases accept chains of a leaf, the signer and this many.
+/// Maximum number of cross-certificates. Members of older releases accept chains of a leaf, the signer and this many.
 const MAX_CROSS_CERTIFICATES: usize = 2;
 
-/// Limit of the certificates read from the file; more than are ever saved.
+/// Maximum number of certificates read from the file; more than are ever saved.
 const MAX_SAVED_CERTIFICATES: usize = 16;

@@ -94,7 +94,7 @@ fn mismatching_keys_and_chains_are_rejected() {
     empty.chain.clear();
     assert!(matches!(new_error(empty), CredentialError::EmptyChain));
     let mut too_long = bundle_of(&credential);
-    too_long.chain = vec![too_long.chain[0].clone(); MAX_CHAIN + 1];
+    too_long.chain = vec![too_long.chain[0].clone(); MAX_CHAIN_CERTIFICATES + 1];
     assert!(matches!(new_error(too_long), CredentialError::LongChain));
     let mut malformed = bundle_of(&credential);
     malformed.chain = vec![CertificateDer::from(vec![0])];

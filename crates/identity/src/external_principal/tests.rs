@@ -199,12 +199,12 @@ fn a_current_certificate_is_renewed_after_two_thirds_of_its_lifetime() {
     for stored in damaged {
         assert_eq!(stored.renewal_time(&fixture.authority, subject(&own_names), DAY), None);
     }
-    let other = TestAuthority::new("cluster.local");
-    assert_eq!(stored.renewal_time(&other.authority, subject(&own_names), DAY), None);
+    let other_authority = TestAuthority::new("cluster.local");
+    assert_eq!(stored.renewal_time(&other_authority.authority, subject(&own_names), DAY), None);
     // The roots are those of the other authority, the signer is not.
-    let other_roots = other.authority.roots().to_pem();
+    let other_roots = other_authority.authority.roots().to_pem();
     let stored = StoredCertificate { roots: &other_roots, ..stored };
-    assert_eq!(stored.renewal_time(&other.authority, subject(&own_names), DAY), None);
+    assert_eq!(stored.renewal_time(&other_authority.authority, subject(&own_names), DAY), None);
 }
 
 #[test]

@@ -19,7 +19,7 @@ pub struct JwtKeys(Vec<JwtKey>);
 /// The reason that a text contains no usable keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum JwkSetError {
-    /// Not a JWK set.
+    /// The text is not a JWK set.
     #[error("is not a JWK set, which is JSON with `keys`")]
     Malformed,
     /// No key in it can verify a signature.
@@ -50,14 +50,30 @@ struct Curve {
     name: &'static str,
     algorithm: &'static str,
     /// The length of a coordinate in bytes.
-    bytes: usize,
+    coordinate_bytes: usize,
     verification: &'static EcdsaVerificationAlgorithm,
 }
 
+/// The supported curves of ECDSA keys.
 const CURVES: [Curve; 3] = [
-    Curve { name: "P-256", algorithm: "ES256", bytes: 32, verification: &ECDSA_P256_SHA256_FIXED },
-    Curve { name: "P-384", algorithm: "ES384", bytes: 48, verification: &ECDSA_P384_SHA384_FIXED },
-    Curve { name: "P-521", algorithm: "ES512", bytes: 66, verification: &ECDSA_P521_SHA512_FIXED },
+    Curve {
+        name: "P-256",
+        algorithm: "ES256",
+        coordinate_bytes: 32,
+        verification: &ECDSA_P256_SHA256_FIXED,
+    },
+    Curve {
+        name: "P-384",
+        algorithm: "ES384",
+        coordinate_bytes: 48,
+        verification: &ECDSA_P384_SHA384_FIXED,
+    },
+    Curve {
+        name: "P-521",
+        algorithm: "ES512",
+        coordinate_bytes: 66,
+        verification: &ECDSA_P521_SHA512_FIXED,
+    },
 ];
 
 /// The RSA algorithms (RFC 7518 §3.3 and §3.5).
@@ -74,11 +90,12 @@ impl JwtKeys {
     /// Parses a JWK set. Keys of other types, and keys not for signatures, are ignored (RFC 7517 §5).
     ///
     /// # Errors
-    /// [`JwkSetError`] if no key is left.
+    /// [`JwkSetError`] if the text is not a JWK set, or has no usable key.
     pub fn parse(text: &str) -> Result<Self, JwkSetError> {
         let set: Value = serde_json::from_str(text).map_err(|_| JwkSetError::Malformed)?;
         let keys = set.get("keys").and_then(Value::as_array).ok_or(JwkSetError::Malformed)?;
-        let usable_keys: Vec<JwtKey> = keys.iter().take(MAX_KEYS).filter_map(parse_key).collect();
+        let usable_keys: Vec<JwtKey> =
+            keys.iter().take(MAX_KEYS_READ).filter_map(parse_key).collect();
         if usable_keys.is_empty() { Err(JwkSetError::None) } else { Ok(Self(usable_keys)) }
     }
 
@@ -86,12 +103,12 @@ impl JwtKeys {
     /// texts, and private members included by mistake are dropped.
     ///
     /// # Errors
-    /// [`JwkSetError`] if no key is left.
+    /// [`JwkSetError`] if the text is not a JWK set, or has no usable key.
     pub fn public_part(text: &str) -> Result<String, JwkSetError> {
         let set: Value = serde_json::from_str(text).map_err(|_| JwkSetError::Malformed)?;
         let keys = set.get("keys").and_then(Value::as_array).ok_or(JwkSetError::Malformed)?;
-        let usable = keys.iter().take(MAX_KEYS).filter(|jwk| parse_key(jwk).is_some());
-        let public_keys = usable.map(|jwk| {
+        let usable_keys = keys.iter().take(MAX_KEYS_READ).filter(|jwk| parse_key(jwk).is_some());
+        let public_keys = usable_keys.map(|jwk| {
             let members = PUBLIC_MEMBERS.iter().filter_map(|name| Some((*name, jwk.get(name)?)));
             Value::Object(members.map(|(name, value)| (name.to_owned(), value.clone())).collect())
         });
@@ -156,8 +173,8 @@ impl KeyMaterial {
 }
 
 fn parse_key(jwk: &Value) -> Option<JwtKey> {
-    let text = |name: &str| jwk.get(name).and_then(Value::as_str);
-    if text("use").is_some_and(|key_use| key_use != "sig") {
+    let text_member = |name: &str| jwk.get(name).and_then(Value::as_str);
+    if text_member("use").is_some_and(|key_use| key_use != "sig") {
         return None;
     }
     // `key_ops` (RFC 7517 §4.3) must include verification if it is present.
@@ -168,28 +185,28 @@ fn parse_key(jwk: &Value) -> Option<JwtKey> {
     if !jwk.get("key_ops").is_none_or(allows_verification) {
         return None;
     }
-    let bytes = |name: &str| URL_SAFE_NO_PAD.decode(text(name)?).ok();
-    let key = match text("kty")? {
+    let bytes_member = |name: &str| URL_SAFE_NO_PAD.decode(text_member(name)?).ok();
+    let key = match text_member("kty")? {
         "RSA" => {
-            let (modulus, exponent) = (bytes("n")?, bytes("e")?);
+            let (modulus, exponent) = (bytes_member("n")?, bytes_member("e")?);
             (modulus.len() >= MIN_RSA_BYTES).then_some(KeyMaterial::Rsa { modulus, exponent })?
         }
         "EC" => {
-            let curve = *CURVES.iter().find(|curve| Some(curve.name) == text("crv"))?;
-            let (x, y) = (bytes("x")?, bytes("y")?);
-            if x.len() != curve.bytes || y.len() != curve.bytes {
+            let curve = *CURVES.iter().find(|curve| Some(curve.name) == text_member("crv"))?;
+            let (x, y) = (bytes_member("x")?, bytes_member("y")?);
+            if x.len() != curve.coordinate_bytes || y.len() != curve.coordinate_bytes {
                 return None;
             }
             KeyMaterial::Curve { curve, point: [&[UNCOMPRESSED_POINT][..], &x, &y].concat() }
         }
-        "OKP" if text("crv") == Some("Ed25519") => KeyMaterial::Ed25519(bytes("x")?),
+        "OKP" if text_member("crv") == Some("Ed25519") => KeyMaterial::Ed25519(bytes_member("x")?),
         _ => return None,
     };
-    let algorithm = text("alg").map(str::to_owned);
-    Some(JwtKey { id: text("kid").map(str::to_owned), algorithm, key })
+    let algorithm = text_member("alg").map(str::to_owned);
+    Some(JwtKey { id: text_member("kid").map(str::to_owned), algorithm, key })
 }
 
-/// The supported members of a JWK.
+/// The members of a JWK that are public and supported.
 const PUBLIC_MEMBERS: [&str; 9] = ["kty", "use", "alg", "kid", "crv", "n", "e", "x", "y"];
 /// The two names of the Ed25519 signature algorithm (RFC 8037 §3.1, RFC 9864).
 const EDDSA_NAMES: [&str; 2] = ["EdDSA", "Ed25519"];
@@ -197,5 +214,5 @@ const EDDSA_NAMES: [&str; 2] = ["EdDSA", "Ed25519"];
 const UNCOMPRESSED_POINT: u8 = 4;
 /// Minimum length of an RSA modulus: 2048 bits (RFC 7518 §3.3).
 const MIN_RSA_BYTES: usize = 256;
-/// Limit of the keys read from a set; more than issuers publish at a time.
-const MAX_KEYS: usize = 64;
+/// Maximum number of keys read from a set; more than issuers publish at a time.
+const MAX_KEYS_READ: usize = 64;

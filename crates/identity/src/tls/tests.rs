@@ -14,7 +14,8 @@ use crate::authority::CertificateSubject;
 use crate::key::PrivateKey;
 use crate::rejection::tls_failure_reason;
 use crate::testing::{
-    HandshakeResult, TestAuthority, handshake_with, now, run_handshake, workload_id, workload_name,
+    HandshakeResult, TestAuthority, now, run_handshake, run_handshake_for_name, workload_id,
+    workload_name,
 };
 use crate::verify::session_peer;
 
@@ -511,16 +512,20 @@ fn clients_that_verify_names_accept_the_dns_name_of_the_account() {
     let fixture = TestAuthority::new("cluster.local");
     let server = member_server(&fixture.issue_credential(&workload_id("ratings")));
     let client = foreign_client(&fixture);
-    let outcome = handshake_with("ratings.bookinfo.cluster.local", &client, &server);
+    let outcome = run_handshake_for_name("ratings.bookinfo.cluster.local", &client, &server);
     assert!(outcome.client.is_ok() && outcome.server.is_ok(), "{:?}", outcome.client.err());
     for other in
         ["reviews.bookinfo.cluster.local", "ratings.shop.cluster.local", "bookinfo.cluster.local"]
     {
-        let outcome = handshake_with(other, &client, &server);
+        let outcome = run_handshake_for_name(other, &client, &server);
         let error = outcome.client.expect_err(other).to_string();
         assert!(error.contains("not valid for name"), "{other}: {error}");
     }
     // Accounts with an ambiguous name have no DNS name.
     let dotted = member_server(&fixture.issue_credential(&workload_id("ratings.v1")));
-    assert!(handshake_with("ratings.v1.bookinfo.cluster.local", &client, &dotted).client.is_err());
+    assert!(
+        run_handshake_for_name("ratings.v1.bookinfo.cluster.local", &client, &dotted)
+            .client
+            .is_err()
+    );
 }

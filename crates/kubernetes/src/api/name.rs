@@ -161,7 +161,7 @@ pub(super) const fn is_group(text: &[u8]) -> bool {
 }
 
 /// Checks for letters and digits, with `-` between them, and `.` between labels.
-const fn is_name(text: &[u8], bytes_max: usize, with_dots: bool) -> bool {
+const fn is_name(text: &[u8], max_bytes: usize, with_dots: bool) -> bool {
     let (mut index, mut last) = (0, b'.');
     while index < text.len() {
         let byte = text[index];
@@ -177,7 +177,7 @@ const fn is_name(text: &[u8], bytes_max: usize, with_dots: bool) -> bool {
         (index, last) = (index + 1, byte);
     }
     // Empty text still has the initial `last`, `.`.
-    text.len() <= bytes_max && last != b'.' && last != b'-'
+    text.len() <= max_bytes && last != b'.' && last != b'-'
 }
 
 const MAX_NAME_BYTES: usize = 253;

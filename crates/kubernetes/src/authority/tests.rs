@@ -128,7 +128,7 @@ async fn an_invalid_or_deleted_secret_leaves_the_authority_in_use() {
     first_replica.restore_secret().await;
     server.store.lock().unwrap().missed_reads = 1;
     new.establish_authority().await.unwrap();
-    assert!(files_of(&server.stored_secret().unwrap()) == before);
+    assert!(read_authority_files(&server.stored_secret().unwrap()) == before);
     // Entries of other writers are preserved.
     let mut secret = server.stored_secret().unwrap();
     secret.data.get_or_insert_default().insert("note".to_owned(), ByteString(b"x".to_vec()));

@@ -42,8 +42,8 @@ impl fmt::Display for OwnerObject {
 }
 
 impl DesiredCertificate {
-    /// Returns the sponsor of the certificate: the mesh for mesh settings, otherwise the namespace of the
-    /// Secret.
+    /// Returns the issuing namespace of the certificate: the mesh for mesh settings, otherwise the namespace of
+    /// the Secret.
     pub(crate) fn issuing_namespace(&self) -> SubjectScope<'_> {
         match self.owner.kind {
             ACCESS_CERT => SubjectScope::Namespace(&self.id.secret.namespace),
@@ -73,10 +73,10 @@ pub struct SecretPermissions {
     /// The allowed namespaces.
     pub namespaces: BTreeSet<Name>,
     /// The control plane's own namespace, which is never allowed because it contains the authority.
-    pub own: Option<Name>,
+    pub own_namespace: Option<Name>,
 }
 
-/// The desired state.
+/// The certificates of external principals that objects request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DesiredCertificates {
     /// The certificates that should exist.
@@ -85,7 +85,7 @@ pub struct DesiredCertificates {
     pub(crate) unchanged: BTreeSet<String>,
 }
 
-/// The result of the validation.
+/// The accepted and the rejected requests.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct CertificateDecisions {
     pub(crate) desired: DesiredCertificates,
@@ -142,7 +142,7 @@ fn rejection_reason(
     trust_domain: &TrustDomain,
 ) -> Option<String> {
     let namespace = &desired.id.secret.namespace;
-    if permissions.own.as_ref() == Some(namespace) {
+    if permissions.own_namespace.as_ref() == Some(namespace) {
         let field = desired.field_path("secret.namespace");
         return Some(format!(
             "{field}: {namespace} is the namespace of {CONTROL}, with the authority of the mesh; \
@@ -213,7 +213,7 @@ fn contested_reason(
 }
 
 pub(crate) const ACCESS_CERT: &str = "AccessCert";
-/// Far more than meshes have external principals: each costs a read of its Secret every minute.
+/// The maximum number of requested certificates. Each causes a read of its Secret every minute.
 const MAX_EXTERNAL_PRINCIPALS: usize = 1000;
 
 #[cfg(test)]
@@ -228,7 +228,7 @@ mod tests {
         let name = |text| Name::new(text).unwrap();
         SecretPermissions {
             namespaces: [name("shop"), name("ingress"), name("leno-system")].into(),
-            own: Some(name("leno-system")),
+            own_namespace: Some(name("leno-system")),
         }
     }
 

@@ -50,11 +50,11 @@ struct SecretReconciliation {
     /// True if an object still requests it.
     is_requested: bool,
     /// The Secret at the last check, if it was valid.
-    valid: Option<ValidSecret>,
+    valid_secret: Option<ValidSecret>,
     /// The renewal time of the last valid certificate.
-    due: Option<SystemTime>,
+    renewal_time: Option<SystemTime>,
     /// The time of the next check.
-    next: Instant,
+    next_check: Instant,
     /// The number of consecutive failures.
     failures: u32,
     /// The published outcome; `None` while it is unknown.
@@ -64,8 +64,8 @@ struct SecretReconciliation {
 /// A Secret with a valid certificate, as last read or written.
 struct ValidSecret {
     /// The resource version seen.
-    version: Option<String>,
-    until: SystemTime,
+    resource_version: Option<String>,
+    renewal_time: SystemTime,
     ca_generation: u64,
 }
 
@@ -84,7 +84,7 @@ impl CertificateReconciler {
         mut desired: watch::Receiver<Arc<DesiredCertificates>>,
         mut leading: watch::Receiver<bool>,
     ) {
-        let mut ticks = interval(TICK);
+        let mut ticks = interval(DUE_CHECK_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -133,7 +133,7 @@ impl CertificateReconciler {
             self.secrets.values_mut().filter(|state| !state.is_requested && state.outcome.is_some())
         {
             // Check immediately.
-            (state.outcome, state.next, state.failures) = (None, Instant::now(), 0);
+            (state.outcome, state.next_check, state.failures) = (None, Instant::now(), 0);
         }
     }
 
@@ -147,8 +147,9 @@ impl CertificateReconciler {
 
     fn due_secrets(&self, authority: &Authority) -> Vec<SecretName> {
         let (now, ca_generation) = (Instant::now(), authority.ca_generation());
-        let is_due =
-            |state: &SecretReconciliation| state.next <= now || state.is_outdated(ca_generation);
+        let is_due = |state: &SecretReconciliation| {
+            state.next_check <= now || state.is_outdated(ca_generation)
+        };
         self.secrets
             .iter()
             .filter(|(_, state)| is_due(state))
@@ -170,21 +171,23 @@ impl CertificateReconciler {
         let timeout_error =
             || ReconcileError::Transient("the API server did not respond in time".to_owned());
         if !state.is_requested {
-            let removed = timeout(RESPONSE_TIMEOUT, remove(&api, &state.desired)).await;
+            let removed = timeout(SECRET_TIMEOUT, delete_secret(&api, &state.desired)).await;
             match removed.unwrap_or_else(|_| Err(timeout_error())) {
                 Ok(()) => drop(self.secrets.remove(name)),
                 Err(error) => self.schedule_retry(name, error),
             }
             return;
         }
-        let reconciled = timeout(RESPONSE_TIMEOUT, reconcile_secret(&api, state, issuance)).await;
+        let reconciled = timeout(SECRET_TIMEOUT, reconcile_secret(&api, state, issuance)).await;
         match reconciled.unwrap_or_else(|_| Err(timeout_error())) {
-            Ok(valid) => {
+            Ok(valid_secret) => {
                 let Some(state) = self.secrets.get_mut(name) else { return };
-                let remaining = valid.until.duration_since(issuance.now).unwrap_or_default();
-                state.next = Instant::now() + remaining.min(POLL_INTERVAL);
-                state.due = Some(valid.until);
-                (state.valid, state.failures, state.outcome) = (Some(valid), 0, Some(Ok(())));
+                let remaining =
+                    valid_secret.renewal_time.duration_since(issuance.now).unwrap_or_default();
+                state.next_check = Instant::now() + remaining.min(POLL_INTERVAL);
+                state.renewal_time = Some(valid_secret.renewal_time);
+                (state.valid_secret, state.failures, state.outcome) =
+                    (Some(valid_secret), 0, Some(Ok(())));
             }
             Err(error) => self.schedule_retry(name, error),
         }
@@ -194,16 +197,17 @@ impl CertificateReconciler {
     /// last valid certificate is due for renewal.
     fn schedule_retry(&mut self, name: &SecretName, error: ReconcileError) {
         let Some(state) = self.secrets.get_mut(name) else { return };
-        state.next = Instant::now()
+        state.next_check = Instant::now()
             + MIN_RETRY_DELAY.saturating_mul(1 << state.failures.min(6)).min(MAX_RETRY_DELAY);
         state.failures = state.failures.saturating_add(1);
         // The next check reads the whole Secret, and a change of the authority does not cause immediate
         // retries.
-        state.valid = None;
+        state.valid_secret = None;
         let (reason, is_reported) = match error {
             ReconcileError::Reported(reason) => (reason, true),
             ReconcileError::Transient(reason) => {
-                let is_due = state.due.is_none_or(|due| due <= SystemTime::now());
+                let is_due =
+                    state.renewal_time.is_none_or(|renewal_time| renewal_time <= SystemTime::now());
                 (reason, is_due && state.failures > MAX_TRANSIENT_FAILURES)
             }
         };
@@ -235,13 +239,13 @@ impl CertificateReconciler {
 
 impl SecretReconciliation {
     fn new(desired: DesiredCertificate) -> Self {
-        let next = Instant::now();
+        let next_check = Instant::now();
         Self {
             desired,
             is_requested: true,
-            valid: None,
-            due: None,
-            next,
+            valid_secret: None,
+            renewal_time: None,
+            next_check,
             failures: 0,
             outcome: None,
         }
@@ -250,7 +254,10 @@ impl SecretReconciliation {
     /// Returns true if the certificate is from another CA generation.
     fn is_outdated(&self, ca_generation: u64) -> bool {
         self.is_requested
-            && self.valid.as_ref().is_some_and(|valid| valid.ca_generation != ca_generation)
+            && self
+                .valid_secret
+                .as_ref()
+                .is_some_and(|valid_secret| valid_secret.ca_generation != ca_generation)
     }
 }
 
@@ -262,27 +269,27 @@ async fn reconcile_secret(
 ) -> Result<ValidSecret, ReconcileError> {
     let (desired, name) = (&state.desired, ObjectName::from(&state.desired.id.secret.name));
     let ca_generation = issuance.authority.ca_generation();
-    if let Some(valid) = &state.valid
-        && valid.ca_generation == ca_generation
-        && valid.until > issuance.now
+    if let Some(valid_secret) = &state.valid_secret
+        && valid_secret.ca_generation == ca_generation
+        && valid_secret.renewal_time > issuance.now
     {
         let object = api.get_metadata_opt(&name).await.map_err(|error| classify_error(&error))?;
-        let version = object.and_then(|object| object.metadata.resource_version);
-        if version.is_some() && version == valid.version {
-            return Ok(ValidSecret { version, ..*valid });
+        let resource_version = object.and_then(|object| object.metadata.resource_version);
+        if resource_version.is_some() && resource_version == valid_secret.resource_version {
+            return Ok(ValidSecret { resource_version, ..*valid_secret });
         }
     }
     let existing = api.get_opt(&name).await.map_err(|error| classify_error(&error))?;
     if let Some(secret) = &existing {
         match check_secret(secret, desired, issuance) {
-            SecretState::Valid(until) => {
-                let version = secret.metadata.resource_version.clone();
-                return Ok(ValidSecret { version, until, ca_generation });
+            SecretState::Valid(renewal_time) => {
+                let resource_version = secret.metadata.resource_version.clone();
+                return Ok(ValidSecret { resource_version, renewal_time, ca_generation });
             }
-            SecretState::Foreign => {
-                return Err(ReconcileError::Reported(describe_foreign(desired)));
+            SecretState::OtherOwner => {
+                return Err(ReconcileError::Reported(describe_other_owner(desired)));
             }
-            SecretState::Due => {}
+            SecretState::RenewalDue => {}
         }
     }
     let is_new = existing.is_none();
@@ -301,11 +308,13 @@ async fn reconcile_secret(
     })?;
     tracing::info!(secret = %desired.id.secret, owner = %desired.owner, "certificate issued for an external client");
     match check_secret(&written, desired, issuance) {
-        SecretState::Valid(until) => {
-            Ok(ValidSecret { version: written.metadata.resource_version, until, ca_generation })
-        }
+        SecretState::Valid(renewal_time) => Ok(ValidSecret {
+            resource_version: written.metadata.resource_version,
+            renewal_time,
+            ca_generation,
+        }),
         // An admission controller changed the object.
-        SecretState::Due | SecretState::Foreign => Err(ReconcileError::Reported(
+        SecretState::RenewalDue | SecretState::OtherOwner => Err(ReconcileError::Reported(
             "the API server stored a different object; check admission webhooks that change \
              Secrets"
                 .to_owned(),
@@ -314,7 +323,7 @@ async fn reconcile_secret(
 }
 
 /// Deletes a Secret that was created for this request, in the version that was read.
-async fn remove(
+async fn delete_secret(
     api: &ObjectApi<Secret>,
     desired: &DesiredCertificate,
 ) -> Result<(), ReconcileError> {
@@ -351,7 +360,7 @@ fn classify_error(error: &ApiError) -> ReconcileError {
     }
 }
 
-fn describe_foreign(desired: &DesiredCertificate) -> String {
+fn describe_other_owner(desired: &DesiredCertificate) -> String {
     let (secret, owner) = (&desired.id.secret, &desired.owner);
     format!(
         "{secret} exists and was not created for the {owner}; delete that Secret, or name another"
@@ -365,11 +374,11 @@ const SERVER_ERROR: u16 = 500;
 /// The number of consecutive transient failures that are not published.
 const MAX_TRANSIENT_FAILURES: u32 = 2;
 /// The interval between checks for due work.
-const TICK: Duration = Duration::from_secs(5);
+const DUE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval between checks of the metadata of each Secret.
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
 /// The timeout for all API requests about one Secret.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
+const SECRET_TIMEOUT: Duration = Duration::from_secs(15);
 /// The initial delay of retries, which doubles up to `MAX_RETRY_DELAY`.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(5);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(300);

@@ -17,9 +17,9 @@ use crate::words::ACCESS_CERT_KEY;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SecretState {
     /// Another client created it, or it was created for another object.
-    Foreign,
+    OtherOwner,
     /// Its certificate has to be issued again.
-    Due,
+    RenewalDue,
     /// Its certificate is valid until this time.
     Valid(SystemTime),
 }
@@ -37,15 +37,21 @@ pub(super) fn check_secret(
     desired: &DesiredCertificate,
     issuance: IssuanceParameters<'_>,
 ) -> SecretState {
-    if !is_owned_by_request(&secret.metadata, desired) || secret.type_.as_deref() != Some(TYPE) {
-        return SecretState::Foreign;
+    if !is_owned_by_request(&secret.metadata, desired)
+        || secret.type_.as_deref() != Some(TLS_SECRET_TYPE)
+    {
+        return SecretState::OtherOwner;
     }
     let text = |key: &str| {
         let bytes = secret.data.as_ref().and_then(|data| data.get(key));
         bytes.and_then(|bytes| str::from_utf8(&bytes.0).ok()).unwrap_or_default()
     };
-    let stored = StoredCertificate { key: text(KEY), chain: text(CHAIN), roots: text(ROOTS) };
-    let until = stored.renewal_time(
+    let stored = StoredCertificate {
+        key: text(KEY_ENTRY),
+        chain: text(CHAIN_ENTRY),
+        roots: text(ROOTS_ENTRY),
+    };
+    let renewal_time = stored.renewal_time(
         issuance.authority,
         certificate_subject(desired),
         certificate_lifetime(desired, issuance),
@@ -53,11 +59,11 @@ pub(super) fn check_secret(
     // The owner may be an earlier object of the same name. The current object must own the Secret for garbage
     // collection.
     let is_owned = !can_own_secret(desired)
-        || owner_of(&secret.metadata, desired)
+        || find_owner_reference(&secret.metadata, desired)
             .is_some_and(|reference| reference.uid == desired.owner.uid);
-    match until.filter(|until| *until > issuance.now && is_owned) {
-        Some(until) => SecretState::Valid(until),
-        None => SecretState::Due,
+    match renewal_time.filter(|renewal_time| *renewal_time > issuance.now && is_owned) {
+        Some(renewal_time) => SecretState::Valid(renewal_time),
+        None => SecretState::RenewalDue,
     }
 }
 
@@ -68,13 +74,15 @@ pub(super) fn is_owned_by_request(meta: &ObjectMeta, desired: &DesiredCertificat
     let has_annotation =
         annotation.is_some_and(|annotation| *annotation == desired.owner.to_string());
     let has_label = meta.labels.as_ref().is_some_and(|labels| labels.contains_key(ACCESS_CERT_KEY));
-    has_annotation && has_label && (!can_own_secret(desired) || owner_of(meta, desired).is_some())
+    has_annotation
+        && has_label
+        && (!can_own_secret(desired) || find_owner_reference(meta, desired).is_some())
 }
 
 /// Fills a Secret with a new certificate, and keeps the metadata of other writers.
 ///
 /// # Errors
-/// As [`ExternalCertificate::issue`].
+/// The errors of [`ExternalCertificate::issue`].
 pub(super) fn issue_into_secret(
     existing: Option<Secret>,
     desired: &DesiredCertificate,
@@ -110,11 +118,11 @@ pub(super) fn issue_into_secret(
             block_owner_deletion: None,
         });
     }
-    secret.type_ = Some(TYPE.to_owned());
+    secret.type_ = Some(TLS_SECRET_TYPE.to_owned());
     let entries = [
-        (KEY, certificate.key_pem()),
-        (CHAIN, certificate.chain_pem().to_owned()),
-        (ROOTS, certificate.roots_pem().to_owned()),
+        (KEY_ENTRY, certificate.key_pem()),
+        (CHAIN_ENTRY, certificate.chain_pem().to_owned()),
+        (ROOTS_ENTRY, certificate.roots_pem().to_owned()),
     ];
     let entries = entries.map(|(key, text)| (key.to_owned(), ByteString(text.into_bytes())));
     secret.data = Some(entries.into());
@@ -126,7 +134,10 @@ fn can_own_secret(desired: &DesiredCertificate) -> bool {
     desired.owner.namespace == desired.id.secret.namespace.as_str()
 }
 
-fn owner_of<'a>(meta: &'a ObjectMeta, desired: &DesiredCertificate) -> Option<&'a OwnerReference> {
+fn find_owner_reference<'a>(
+    meta: &'a ObjectMeta,
+    desired: &DesiredCertificate,
+) -> Option<&'a OwnerReference> {
     let mut owners = meta.owner_references.iter().flatten();
     owners.find(|reference| {
         (reference.kind.as_str(), &reference.name) == (desired.owner.kind, &desired.owner.name)
@@ -149,10 +160,10 @@ fn certificate_lifetime(
 }
 
 /// The type of Secrets with a key, a chain and optionally roots. Ingress controllers read no other type.
-const TYPE: &str = "kubernetes.io/tls";
-const KEY: &str = "tls.key";
-const CHAIN: &str = "tls.crt";
-const ROOTS: &str = "ca.crt";
+const TLS_SECRET_TYPE: &str = "kubernetes.io/tls";
+const KEY_ENTRY: &str = "tls.key";
+const CHAIN_ENTRY: &str = "tls.crt";
+const ROOTS_ENTRY: &str = "ca.crt";
 
 #[cfg(test)]
 mod tests {
@@ -218,16 +229,22 @@ mod tests {
         ));
         // Well before its end.
         let later = now + DAY.mul_f64(0.7);
-        assert_eq!(check_secret(&secret, &desired, setup.issuance_at(later)), SecretState::Due);
+        assert_eq!(
+            check_secret(&secret, &desired, setup.issuance_at(later)),
+            SecretState::RenewalDue
+        );
         let other = test_setup();
         assert_eq!(
             check_secret(&secret, &desired, other.issuance_at(now)),
-            SecretState::Due,
+            SecretState::RenewalDue,
             "another signer"
         );
         let mut renamed = desired.clone();
         renamed.names = vec![Name::new("other.corp.example").unwrap()];
-        assert_eq!(check_secret(&secret, &renamed, setup.issuance_at(now)), SecretState::Due);
+        assert_eq!(
+            check_secret(&secret, &renamed, setup.issuance_at(now)),
+            SecretState::RenewalDue
+        );
     }
 
     #[test]
@@ -253,13 +270,16 @@ mod tests {
             change(&mut secret);
             assert_eq!(
                 check_secret(&secret, &desired, setup.issuance_at(now)),
-                SecretState::Foreign
+                SecretState::OtherOwner
             );
         }
         // A recreated object of the same name takes the Secret over.
         let mut recreated = desired.clone();
         recreated.owner.uid = "u-2".to_owned();
-        assert_eq!(check_secret(&own_secret, &recreated, setup.issuance_at(now)), SecretState::Due);
+        assert_eq!(
+            check_secret(&own_secret, &recreated, setup.issuance_at(now)),
+            SecretState::RenewalDue
+        );
         let taken_over =
             issue_into_secret(Some(own_secret), &recreated, setup.issuance_at(now)).unwrap();
         assert_eq!(taken_over.metadata.owner_references.as_ref().unwrap().len(), 1);
@@ -285,9 +305,10 @@ mod tests {
         let brief = DesiredCertificate { lifetime: Some(hour), ..desired };
         let again = issue_into_secret(Some(secret), &brief, setup.issuance_at(now)).unwrap();
         assert_eq!(again.metadata.labels.as_ref().unwrap()["team"], "edge");
-        let SecretState::Valid(until) = check_secret(&again, &brief, setup.issuance_at(now)) else {
+        let SecretState::Valid(renewal_time) = check_secret(&again, &brief, setup.issuance_at(now))
+        else {
             panic!()
         };
-        assert!(until < now + hour);
+        assert!(renewal_time < now + hour);
     }
 }

@@ -22,7 +22,7 @@ pub(super) struct RouteHost {
 }
 
 /// Returns the gateway that a `parentRef` of a route names.
-pub(super) fn gateway_of(route: &RouteId, parent: &Value) -> ObjectId {
+pub(super) fn parent_gateway(route: &RouteId, parent: &Value) -> ObjectId {
     let text = |key: &str| parent.get(key).and_then(Value::as_str);
     ObjectId {
         namespace: text("namespace").unwrap_or(&route.id.namespace).to_owned(),
@@ -39,46 +39,46 @@ pub(super) fn attach_route(
     gateway: &ObjectId,
     listeners: &[ValidatedListener<'_>],
 ) -> Result<Vec<ListenerAttachment>, ConditionReason> {
-    let section = parent.get("sectionName").and_then(Value::as_str);
+    let section_name = parent.get("sectionName").and_then(Value::as_str);
     let port = parent.get("port").and_then(Value::as_u64);
     let is_named = |validated: &ValidatedListener<'_>| {
-        section.is_none_or(|section| validated.listener.name == section)
+        section_name.is_none_or(|section_name| validated.listener.name == section_name)
             && port.is_none_or(|port| u64::from(validated.listener.port) == port)
     };
-    let named = listeners.iter().enumerate().filter(|(_, validated)| is_named(validated));
-    let named: Vec<_> = named.collect();
-    if named.is_empty() {
+    let named_listeners = listeners.iter().enumerate().filter(|(_, validated)| is_named(validated));
+    let named_listeners: Vec<_> = named_listeners.collect();
+    if named_listeners.is_empty() {
         let message = format!("the Gateway {} has no such listener", gateway.name);
         return Err(ConditionReason::new("NoMatchingParent", message));
     }
-    let allowed: Vec<_> = named
+    let allowing_listeners: Vec<_> = named_listeners
         .into_iter()
         .filter(|(_, validated)| {
             let namespaces = &validated.listener.allowed_routes.namespaces;
             validated.kinds.contains(&route.kind)
-                && is_allowed(facts, namespaces, &gateway.namespace, &route.id.namespace)
+                && allows_namespace(facts, namespaces, &gateway.namespace, &route.id.namespace)
         })
         .collect();
-    if allowed.is_empty() {
+    if allowing_listeners.is_empty() {
         let message = format!(
             "no listener of the Gateway {} accepts {}s of the namespace {}",
             gateway.name, route.kind, route.id.namespace
         );
         return Err(ConditionReason::new("NotAllowedByListeners", message));
     }
-    let attached: Vec<ListenerAttachment> = allowed
+    let attachments: Vec<ListenerAttachment> = allowing_listeners
         .into_iter()
         .map(|(index, validated)| {
             (index, intersect_hostnames(hostnames, validated.hostname.as_ref()))
         })
         .filter(|(_, names)| !names.is_empty())
         .collect();
-    if attached.is_empty() {
+    if attachments.is_empty() {
         let message =
             format!("no listener of the Gateway {} matches a host name of the route", gateway.name);
         return Err(ConditionReason::new("NoMatchingListenerHostname", message));
     }
-    Ok(attached)
+    Ok(attachments)
 }
 
 /// Intersects the host names of a route with that of a listener. A route without host names matches all of the
@@ -100,7 +100,7 @@ fn intersect_hostnames(
     names
 }
 
-fn is_allowed(
+fn allows_namespace(
     facts: &ClusterFacts,
     allowed: &AllowedNamespaces,
     gateway_namespace: &str,

@@ -10,7 +10,7 @@ use crate::source::ObjectId;
 /// A route reduced to the backends that exist and may be used. The rules carry the weight of the rejected ones.
 pub(super) struct ResolvedRouteRules {
     pub(super) rules: GatewayRules,
-    /// The first problem found.
+    /// The reason that the first unusable backend is not resolved; `None` if all are.
     pub(super) unresolved: Option<ConditionReason>,
 }
 
@@ -21,18 +21,21 @@ pub(super) fn resolve_backends(
     facts: &ClusterFacts,
     services: ServiceLookup<'_>,
     route: &RouteId,
-    valid: &ValidRoute,
+    valid_route: &ValidRoute,
 ) -> ResolvedRouteRules {
-    let mut unresolved = valid.unsupported.first().map(|unsupported| {
+    let mut unresolved = valid_route.unsupported_backends.first().map(|unsupported| {
         let message = format!(
             "rule {}: {} is not supported as a backend: use a Service",
-            unsupported.rule, unsupported.kind
+            unsupported.rule_index, unsupported.kind
         );
         ConditionReason::new("InvalidKind", message)
     });
-    let unsupported_weight = |rule: usize| -> u32 {
-        let of_rule = valid.unsupported.iter().filter(|target| target.rule == rule);
-        of_rule.fold(0, |sum, target| sum.saturating_add(target.weight))
+    let unsupported_weight = |rule_index: usize| -> u32 {
+        let rule_backends = valid_route
+            .unsupported_backends
+            .iter()
+            .filter(|backend| backend.rule_index == rule_index);
+        rule_backends.fold(0, |sum, backend| sum.saturating_add(backend.weight))
     };
     // Removes backends that cannot be used, and returns their total weight.
     let mut retain_available = |backends: &mut Vec<WeightedBackend>| {
@@ -47,7 +50,7 @@ pub(super) fn resolve_backends(
         });
         removed_weight
     };
-    let mut rules = valid.route.rules.clone();
+    let mut rules = valid_route.route.rules.clone();
     match &mut rules {
         GatewayRules::Requests(rules) => {
             for (index, rule) in rules.iter_mut().enumerate() {

@@ -11,7 +11,7 @@ use rustls::sign::CertifiedKey;
 ///
 /// # Errors
 /// The reason that they cannot be used.
-pub(super) fn read(secret: &Secret) -> Result<GatewayCertificate, String> {
+pub(super) fn parse_certificate(secret: &Secret) -> Result<GatewayCertificate, String> {
     let chain = secret_text(secret, "tls.crt")?;
     let key = secret_text(secret, "tls.key")?;
     let certificates: Result<Vec<_>, _> =
@@ -21,9 +21,9 @@ pub(super) fn read(secret: &Secret) -> Result<GatewayCertificate, String> {
     if certificates.is_empty() {
         return Err("its tls.crt has no certificate".to_owned());
     }
-    let private = PrivateKeyDer::from_pem_slice(key.as_bytes())
+    let private_key = PrivateKeyDer::from_pem_slice(key.as_bytes())
         .map_err(|_| "its tls.key is not PEM with a private key".to_owned())?;
-    CertifiedKey::from_der(certificates, private, &aws_lc_rs::default_provider())
+    CertifiedKey::from_der(certificates, private_key, &aws_lc_rs::default_provider())
         .map_err(|error| format!("its certificate and key do not match: {error}"))?;
     Ok(GatewayCertificate { chain, key })
 }
@@ -31,14 +31,14 @@ pub(super) fn read(secret: &Secret) -> Result<GatewayCertificate, String> {
 fn secret_text(secret: &Secret, key: &str) -> Result<String, String> {
     let bytes = secret.data.as_ref().and_then(|data| data.get(key));
     let bytes = bytes.ok_or_else(|| format!("it has no {key}"))?;
-    if bytes.0.len() > MAX_BYTES {
-        return Err(format!("its {key} has more than {MAX_BYTES} bytes"));
+    if bytes.0.len() > MAX_ENTRY_BYTES {
+        return Err(format!("its {key} has more than {MAX_ENTRY_BYTES} bytes"));
     }
     String::from_utf8(bytes.0.clone()).map_err(|_| format!("its {key} is not text"))
 }
 
-/// More than the longest chains need. Every configuration snapshot of the gateway contains it.
-const MAX_BYTES: usize = 64 * 1024;
+/// The maximum size of an entry of the Secret. Every configuration snapshot of the gateway contains it.
+const MAX_ENTRY_BYTES: usize = 64 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -62,9 +62,10 @@ mod tests {
     #[test]
     fn a_certificate_needs_a_chain_and_the_matching_key() {
         let ((chain, key), (_, other_key)) = (generate_pair(), generate_pair());
-        let read =
-            |chain: &str, key: &str| read(&tls_secret(&[("tls.crt", chain), ("tls.key", key)]));
-        let valid = read(&chain, &key).unwrap();
+        let parse_certificate = |chain: &str, key: &str| {
+            parse_certificate(&tls_secret(&[("tls.crt", chain), ("tls.key", key)]))
+        };
+        let valid = parse_certificate(&chain, &key).unwrap();
         assert_eq!((valid.chain, valid.key), (chain.clone(), key.clone()));
         for (chain, key, reason) in [
             (chain.as_str(), other_key.as_str(), "do not match"),
@@ -72,11 +73,13 @@ mod tests {
             (chain.as_str(), "Hello world", "not PEM with a private key"),
             (key.as_str(), key.as_str(), "no certificate"),
         ] {
-            let rejection = read(chain, key).unwrap_err();
+            let rejection = parse_certificate(chain, key).unwrap_err();
             assert!(rejection.contains(reason), "{rejection}");
         }
         assert!(
-            super::read(&tls_secret(&[("tls.crt", &chain)])).unwrap_err().contains("no tls.key")
+            super::parse_certificate(&tls_secret(&[("tls.crt", &chain)]))
+                .unwrap_err()
+                .contains("no tls.key")
         );
     }
 }

@@ -21,7 +21,7 @@ pub(crate) struct ClusterFacts {
     pub(crate) routes: BTreeMap<RouteId, RouteFacts>,
     pub(crate) grants: BTreeMap<ObjectId, Grant>,
     /// The services to which each BackendTLSPolicy requires TLS.
-    pub(crate) encrypted: BTreeMap<ObjectId, BTreeSet<String>>,
+    pub(crate) tls_services: BTreeMap<ObjectId, BTreeSet<String>>,
     /// The pods at each address.
     pub(crate) pods: BTreeMap<IpAddr, BTreeSet<ObjectId>>,
     /// The certificates of Secrets that gateways refer to, or the error that makes one unusable.
@@ -40,7 +40,7 @@ pub(crate) enum ClusterFact {
     Gateway(Box<GatewayFacts>),
     Route(&'static str, Box<RouteFacts>),
     Grant(Grant),
-    Encrypted(BTreeSet<String>),
+    TlsServices(BTreeSet<String>),
     Pod(BTreeSet<IpAddr>),
     Certificate(Result<GatewayCertificate, String>),
     Namespace(BTreeMap<String, String>),
@@ -114,7 +114,7 @@ pub(crate) struct Infrastructure {
 /// An address that a Gateway requests or has.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct GatewayAddress {
-    #[serde(rename = "type", default = "ip_address")]
+    #[serde(rename = "type", default = "default_address_type")]
     pub(crate) kind: String,
     #[serde(default)]
     pub(crate) value: String,
@@ -203,7 +203,7 @@ pub(crate) struct RouteFacts {
     /// The gateways that the route refers to, as written.
     pub(crate) parents: Vec<Value>,
     /// The last valid version of the route.
-    pub(crate) valid: Option<Arc<ValidRoute>>,
+    pub(crate) last_valid: Option<Arc<ValidRoute>>,
     /// The reason that the newest version is invalid.
     pub(crate) rejection: Option<String>,
 }
@@ -214,14 +214,14 @@ pub(crate) struct ValidRoute {
     pub(crate) parents: Vec<Value>,
     pub(crate) route: GatewayRoute,
     /// References to backends that are not Services. They are not in the rules.
-    pub(crate) unsupported: Vec<UnsupportedBackend>,
+    pub(crate) unsupported_backends: Vec<UnsupportedBackend>,
 }
 
 /// A backend that is not a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct UnsupportedBackend {
-    /// The index of its rule.
-    pub(crate) rule: usize,
+    /// The index of the rule that has the backend.
+    pub(crate) rule_index: usize,
     /// The weight of the backend; 0 for mirrors.
     pub(crate) weight: u32,
     /// The kind of the backend.
@@ -263,9 +263,9 @@ pub(crate) struct GrantTo {
 pub(crate) struct GatewayService {
     pub(crate) is_load_balancer: bool,
     /// The addresses of the load balancer.
-    pub(crate) ingress: Vec<GatewayAddress>,
+    pub(crate) ingress_addresses: Vec<GatewayAddress>,
     /// The cluster IPs.
-    pub(crate) cluster: Vec<GatewayAddress>,
+    pub(crate) cluster_addresses: Vec<GatewayAddress>,
 }
 
 impl ClusterFacts {
@@ -292,9 +292,12 @@ impl ClusterFacts {
 
     /// Returns the policy that requires TLS to a service.
     pub(crate) fn tls_policy(&self, service: &ObjectId) -> Option<&ObjectId> {
-        let of_namespace =
-            self.encrypted.iter().filter(|(id, _)| id.namespace == service.namespace);
-        of_namespace.filter(|(_, names)| names.contains(&service.name)).map(|(id, _)| id).next()
+        let namespace_policies =
+            self.tls_services.iter().filter(|(id, _)| id.namespace == service.namespace);
+        namespace_policies
+            .filter(|(_, names)| names.contains(&service.name))
+            .map(|(id, _)| id)
+            .next()
     }
 
     /// Returns the gateways of our classes.
@@ -318,7 +321,7 @@ pub(crate) fn first_unknown_field(fields: &UnknownFields) -> Option<&str> {
 impl GatewayAddress {
     /// Creates an address from an IP address.
     pub(crate) fn from_ip(value: &str) -> Self {
-        Self { kind: ip_address(), value: value.to_owned() }
+        Self { kind: default_address_type(), value: value.to_owned() }
     }
 
     /// Creates an address from a host name.
@@ -339,16 +342,16 @@ pub(crate) fn intersect_patterns(
     let intersection = match (left, right) {
         (HostPattern::Exact(a), HostPattern::Exact(b)) => (a == b).then_some(left),
         (HostPattern::Exact(a), HostPattern::Below(b)) => {
-            is_below(a.as_str(), b.as_str()).then_some(left)
+            is_proper_subdomain(a.as_str(), b.as_str()).then_some(left)
         }
         (HostPattern::Below(a), HostPattern::Exact(b)) => {
-            is_below(b.as_str(), a.as_str()).then_some(right)
+            is_proper_subdomain(b.as_str(), a.as_str()).then_some(right)
         }
         (HostPattern::Below(a), HostPattern::Below(b)) => {
-            if a == b || is_below(a.as_str(), b.as_str()) {
+            if a == b || is_proper_subdomain(a.as_str(), b.as_str()) {
                 Some(left)
             } else {
-                is_below(b.as_str(), a.as_str()).then_some(right)
+                is_proper_subdomain(b.as_str(), a.as_str()).then_some(right)
             }
         }
     };
@@ -356,11 +359,11 @@ pub(crate) fn intersect_patterns(
 }
 
 /// Returns true if a name is a proper subdomain of another one.
-fn is_below(name: &str, parent: &str) -> bool {
+fn is_proper_subdomain(name: &str, parent: &str) -> bool {
     name.strip_suffix(parent).is_some_and(|prefix| prefix.len() > 1 && prefix.ends_with('.'))
 }
 
-fn ip_address() -> String {
+fn default_address_type() -> String {
     "IPAddress".to_owned()
 }
 

@@ -40,7 +40,7 @@ pub(super) struct ValidatedListener<'a> {
     /// The reason that a reference is not resolved.
     pub(super) unresolved: Option<ConditionReason>,
     /// The number of attached routes.
-    pub(super) attached: u32,
+    pub(super) attached_route_count: u32,
 }
 
 /// The reason and message of a condition.
@@ -103,8 +103,10 @@ pub(super) fn validate_listeners<'a>(
         let protocols_and_hosts: Vec<_> = indexes.iter().filter_map(protocol_and_host).collect();
         let has_mixed_protocols =
             protocols_and_hosts.windows(2).any(|pair| matches!(pair, [a, b] if a.0 != b.0));
-        for (index, own) in indexes.iter().zip(&protocols_and_hosts) {
-            let is_duplicate = protocols_and_hosts.iter().filter(|other| *other == own).count() > 1;
+        for (index, own_protocol_and_host) in indexes.iter().zip(&protocols_and_hosts) {
+            let is_duplicate =
+                protocols_and_hosts.iter().filter(|other| *other == own_protocol_and_host).count()
+                    > 1;
             let Some(validated) = validated_listeners.get_mut(*index) else { continue };
             validated.conflict = if has_mixed_protocols {
                 let message = format!("listeners of port {port} have different protocols");
@@ -173,7 +175,7 @@ fn validate_listener<'a>(
         rejection,
         conflict: None,
         unresolved,
-        attached: 0,
+        attached_route_count: 0,
     }
 }
 
@@ -182,14 +184,15 @@ fn unknown_field(listener: &ListenerSpec) -> Option<String> {
     let tls = listener.tls.as_ref();
     let option = tls.and_then(|tls| tls.options.keys().next());
     let routes = &listener.allowed_routes;
-    let parts = [
+    let unknown_field_maps = [
         ("", Some(&listener.unknown_fields)),
         ("tls.", tls.map(|tls| &tls.unknown_fields)),
         ("allowedRoutes.", Some(&routes.unknown_fields)),
         ("allowedRoutes.namespaces.", Some(&routes.namespaces.unknown_fields)),
     ];
-    let mut fields =
-        parts.into_iter().filter_map(|(path, fields)| Some((path, first_unknown_field(fields?)?)));
+    let mut fields = unknown_field_maps
+        .into_iter()
+        .filter_map(|(path, fields)| Some((path, first_unknown_field(fields?)?)));
     let option = option.map(|option| format!("tls.options.{option}"));
     option.or_else(|| fields.next().map(|(path, field)| format!("{path}{field}")))
 }
@@ -199,19 +202,20 @@ fn supported_protocol(
 ) -> (Option<ListenerProtocol>, Option<ConditionReason>) {
     let tls = listener.tls.as_ref();
     let mode = tls.and_then(|tls| tls.mode.as_deref()).unwrap_or("Terminate");
-    let unsupported = |message: String| Some(ConditionReason::new("UnsupportedValue", message));
+    let unsupported_value =
+        |message: String| Some(ConditionReason::new("UnsupportedValue", message));
     match (listener.protocol.as_str(), mode) {
         ("HTTP", _) => (Some(ListenerProtocol::Http), None),
         ("TCP", _) => (Some(ListenerProtocol::Tcp), None),
         ("HTTPS", "Terminate") => (Some(ListenerProtocol::Https), None),
         ("HTTPS", mode) => (
             Some(ListenerProtocol::Https),
-            unsupported(format!("tls.mode {mode} is not supported for HTTPS")),
+            unsupported_value(format!("tls.mode {mode} is not supported for HTTPS")),
         ),
         ("TLS", "Passthrough") => (Some(ListenerProtocol::Passthrough), None),
         ("TLS", mode) => {
             let message = format!("tls.mode {mode} is not supported for TLS: use Passthrough");
-            (Some(ListenerProtocol::Terminate), unsupported(message))
+            (Some(ListenerProtocol::Terminate), unsupported_value(message))
         }
         (protocol, _) => {
             let message = format!("{protocol} is not supported: use HTTP, HTTPS, TLS or TCP");
@@ -225,21 +229,22 @@ fn supported_kinds(
     listener: &ListenerSpec,
     protocol: Option<ListenerProtocol>,
 ) -> (Vec<&'static str>, Option<ConditionReason>) {
-    let supported: &[&'static str] = match protocol {
+    let protocol_kinds: &[&'static str] = match protocol {
         Some(ListenerProtocol::Http | ListenerProtocol::Https) => &["HTTPRoute", "GRPCRoute"],
         Some(ListenerProtocol::Passthrough | ListenerProtocol::Terminate) => &["TLSRoute"],
         Some(ListenerProtocol::Tcp) => &["TCPRoute"],
         None => &[],
     };
-    let allowed = &listener.allowed_routes.kinds;
-    if allowed.is_empty() {
-        return (supported.to_vec(), None);
+    let allowed_kinds = &listener.allowed_routes.kinds;
+    if allowed_kinds.is_empty() {
+        return (protocol_kinds.to_vec(), None);
     }
-    let (mut kinds, mut unsupported) = (Vec::new(), None);
-    for kind in allowed {
+    let (mut kinds, mut rejection) = (Vec::new(), None);
+    for kind in allowed_kinds {
         let group = kind.group.as_deref().unwrap_or(GATEWAY_GROUP);
-        let supported_kind =
-            supported.iter().find(|supported| group == GATEWAY_GROUP && **supported == kind.kind);
+        let supported_kind = protocol_kinds
+            .iter()
+            .find(|protocol_kinds| group == GATEWAY_GROUP && **protocol_kinds == kind.kind);
         match supported_kind {
             Some(supported_kind) if !kinds.contains(supported_kind) => kinds.push(*supported_kind),
             Some(_) => {}
@@ -248,11 +253,11 @@ fn supported_kinds(
                     "routes of the kind {} of {group} are not supported by the listener's protocol",
                     kind.kind
                 );
-                unsupported = Some(ConditionReason::new("InvalidRouteKinds", message));
+                rejection = Some(ConditionReason::new("InvalidRouteKinds", message));
             }
         }
     }
-    (kinds, unsupported)
+    (kinds, rejection)
 }
 
 fn find_certificate(
@@ -260,9 +265,10 @@ fn find_certificate(
     id: &ObjectId,
     reference: &CertificateRef,
 ) -> Result<GatewayCertificate, ConditionReason> {
-    let invalid = |message: String| ConditionReason::new("InvalidCertificateRef", message);
-    let secret = secret_of(id, reference)
-        .ok_or_else(|| invalid(format!("{} is not a Secret", reference.name)))?;
+    let invalid_reference =
+        |message: String| ConditionReason::new("InvalidCertificateRef", message);
+    let secret = referenced_secret(id, reference)
+        .ok_or_else(|| invalid_reference(format!("{} is not a Secret", reference.name)))?;
     let ObjectId { namespace, name } = &secret;
     if !facts.permits_reference(("Gateway", &id.namespace), ("Secret", &secret)) {
         let message = format!(
@@ -273,15 +279,20 @@ fn find_certificate(
     }
     match facts.certificates.get(&secret) {
         Some(Ok(certificate)) => Ok(certificate.clone()),
-        Some(Err(reason)) => Err(invalid(format!("the Secret {namespace}/{name}: {reason}"))),
-        None => Err(invalid(format!(
+        Some(Err(reason)) => {
+            Err(invalid_reference(format!("the Secret {namespace}/{name}: {reason}")))
+        }
+        None => Err(invalid_reference(format!(
             "there is no readable Secret {namespace}/{name} of type kubernetes.io/tls"
         ))),
     }
 }
 
 /// Returns the Secret that a reference names.
-pub(super) fn secret_of(gateway: &ObjectId, reference: &CertificateRef) -> Option<ObjectId> {
+pub(super) fn referenced_secret(
+    gateway: &ObjectId,
+    reference: &CertificateRef,
+) -> Option<ObjectId> {
     let is_secret = matches!(reference.group.as_str(), "" | "core")
         && reference.kind.as_deref().is_none_or(|kind| kind == "Secret");
     is_secret.then(|| ObjectId {

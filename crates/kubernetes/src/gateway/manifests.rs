@@ -5,8 +5,8 @@ use serde_json::{Map, Value, json};
 
 use super::resolve::DesiredGateway;
 use crate::inject::{
-    InjectionSettings, STATE, http_probe, restricted_context, scrape_annotations, sidecar_volumes,
-    token_directory,
+    InjectionSettings, STATE_DIRECTORY, http_probe, restricted_context, scrape_annotations,
+    sidecar_volumes, token_directory,
 };
 use crate::words::{
     GATEWAY_PART, HEALTH_PORT, INJECTION, MESHED, MESHED_BY_GATEWAY, PROXY_CONTAINER, PROXY_UID,
@@ -79,8 +79,8 @@ fn gateway_deployment(desired: &DesiredGateway, settings: &InjectionSettings) ->
     labels.insert(MESHED.to_owned(), MESHED_BY_GATEWAY.into());
     labels.insert(INJECTION.to_owned(), "disabled".into());
     // Annotations of the cluster's own domains affect pods, which permission to write Gateways must not allow.
-    let mut annotations = annotations(desired);
-    annotations.retain(|key, _| !is_below(key, &DOMAINS));
+    let mut annotations = author_annotations(desired);
+    annotations.retain(|key, _| !belongs_to_domains(key, &CLUSTER_DOMAINS));
     if settings.metrics_from.is_some() {
         for (key, value) in scrape_annotations() {
             annotations.entry(key).or_insert(value.into());
@@ -132,13 +132,13 @@ fn proxy_container(settings: &InjectionSettings) -> Value {
         "--workload",
         "$(POD_NAMESPACE)/$(POD_NAME)",
         "--control",
-        settings.control,
+        settings.control_address,
         "--trust-domain",
         settings.trust_domain.to_string(),
         "--service-account-token",
         TOKEN_PATH,
         "--state",
-        STATE,
+        STATE_DIRECTORY,
         "--health",
         format!("[::]:{HEALTH_PORT}"),
         // Nodes learn about the termination of the pod with a delay.
@@ -180,7 +180,7 @@ fn owned_metadata(desired: &DesiredGateway, name: &str) -> Value {
         "name": name,
         "namespace": namespace.as_str(),
         "labels": merged_labels(desired),
-        "annotations": annotations(desired),
+        "annotations": author_annotations(desired),
         "ownerReferences": [{
             "apiVersion": "gateway.networking.k8s.io/v1",
             "kind": "Gateway",
@@ -204,14 +204,14 @@ fn account_metadata(desired: &DesiredGateway, name: &str) -> Value {
 }
 
 /// Returns true if the key of a label or annotation belongs to one of these domains.
-pub(super) fn is_below(key: &str, domains: &[&str]) -> bool {
+pub(super) fn belongs_to_domains(key: &str, domains: &[&str]) -> bool {
     let Some((prefix, _)) = key.split_once('/') else { return false };
-    let is_below = |domain: &&str| {
+    let is_in_domain = |domain: &&str| {
         prefix
             .strip_suffix(*domain)
             .is_some_and(|subdomain| subdomain.is_empty() || subdomain.ends_with('.'))
     };
-    domains.iter().any(is_below)
+    domains.iter().any(is_in_domain)
 }
 
 /// Returns the author's labels, overridden by those of this module.
@@ -223,7 +223,7 @@ fn merged_labels(desired: &DesiredGateway) -> Map<String, Value> {
     labels
 }
 
-fn annotations(desired: &DesiredGateway) -> Map<String, Value> {
+fn author_annotations(desired: &DesiredGateway) -> Map<String, Value> {
     desired.annotations.iter().map(|(key, value)| (key.clone(), value.as_str().into())).collect()
 }
 
@@ -234,7 +234,7 @@ fn pod_selector(desired: &DesiredGateway) -> Map<String, Value> {
 }
 
 /// The domains of labels and annotations that the cluster itself interprets.
-pub(super) const DOMAINS: [&str; 2] = ["kubernetes.io", "k8s.io"];
+pub(super) const CLUSTER_DOMAINS: [&str; 2] = ["kubernetes.io", "k8s.io"];
 
 #[cfg(test)]
 mod tests {
@@ -257,7 +257,7 @@ mod tests {
                 .into(),
             service_type: "LoadBalancer",
             address: None,
-            incomplete: true,
+            is_incomplete: true,
         };
         let domain = TrustDomain::new("cluster.local").unwrap();
         let (image, system) =

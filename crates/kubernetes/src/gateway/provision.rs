@@ -41,9 +41,9 @@ struct GatewayProvisioner {
 struct ProvisionAttempt {
     desired: DesiredGateway,
     settings: InjectionSettings,
-    at: Instant,
-    /// The number of consecutive attempts with the same desired state.
-    times: u32,
+    start_time: Instant,
+    /// The number of earlier consecutive attempts with the same desired state.
+    retry_count: u32,
     /// The error of the attempt, if it failed.
     error: Option<String>,
 }
@@ -63,22 +63,23 @@ impl GatewayProvisioner {
                 Ok(()) = leading.changed() => {}
                 _ = ticks.tick() => {}
             }
-            let batch = Arc::clone(&desired.borrow_and_update());
+            let desired_gateways = Arc::clone(&desired.borrow_and_update());
             let settings = settings.borrow_and_update().clone();
             if !*leading.borrow_and_update() {
                 // Another leader may apply different objects in the meantime.
                 self.attempts.clear();
                 continue;
             }
-            self.attempts.retain(|name, _| batch.iter().any(|desired| desired.name == *name));
-            for desired in batch.iter() {
+            self.attempts
+                .retain(|name, _| desired_gateways.iter().any(|desired| desired.name == *name));
+            for desired in desired_gateways.iter() {
                 if !*leading.borrow() {
                     break;
                 }
                 if self.is_due(desired, &settings) {
                     self.apply_gateway(desired, &settings).await;
                 } else if let Some(attempt) = self.attempts.get_mut(&desired.name) {
-                    attempt.desired.incomplete = desired.incomplete;
+                    attempt.desired.is_incomplete = desired.is_incomplete;
                 }
             }
         }
@@ -87,19 +88,20 @@ impl GatewayProvisioner {
     fn is_due(&self, desired: &DesiredGateway, settings: &InjectionSettings) -> bool {
         let Some(attempt) = self.attempts.get(&desired.name) else { return true };
         // An object was deleted.
-        let is_gone = desired.incomplete && !attempt.desired.incomplete;
-        let is_same = DesiredGateway { incomplete: desired.incomplete, ..attempt.desired.clone() }
-            == *desired
-            && attempt.settings == *settings;
+        let is_gone = desired.is_incomplete && !attempt.desired.is_incomplete;
+        let is_same =
+            DesiredGateway { is_incomplete: desired.is_incomplete, ..attempt.desired.clone() }
+                == *desired
+                && attempt.settings == *settings;
         // Back off while another client deletes the objects repeatedly or the API server rejects them.
         let retry_interval =
-            RETRY_INTERVAL.saturating_mul(1 << attempt.times.min(5)).min(REAPPLY_INTERVAL);
-        let max_wait = match desired.incomplete || attempt.error.is_some() {
-            true if is_gone && attempt.times == 0 => Duration::ZERO,
+            RETRY_INTERVAL.saturating_mul(1 << attempt.retry_count.min(5)).min(REAPPLY_INTERVAL);
+        let max_wait = match desired.is_incomplete || attempt.error.is_some() {
+            true if is_gone && attempt.retry_count == 0 => Duration::ZERO,
             true => retry_interval,
             false => REAPPLY_INTERVAL,
         };
-        !is_same || attempt.at.elapsed() >= max_wait
+        !is_same || attempt.start_time.elapsed() >= max_wait
     }
 
     async fn apply_gateway(&mut self, desired: &DesiredGateway, settings: &InjectionSettings) {
@@ -110,16 +112,19 @@ impl GatewayProvisioner {
                 break;
             }
         }
-        let previous = self.attempts.get(&desired.name);
-        let previous_error = previous.and_then(|attempt| attempt.error.as_ref());
+        let previous_attempt = self.attempts.get(&desired.name);
+        let previous_error = previous_attempt.and_then(|attempt| attempt.error.as_ref());
         let is_same = |attempt: &ProvisionAttempt| {
-            attempt.at.elapsed() < REAPPLY_INTERVAL * 2
+            attempt.start_time.elapsed() < REAPPLY_INTERVAL * 2
                 && attempt.settings == *settings
-                && DesiredGateway { incomplete: desired.incomplete, ..attempt.desired.clone() }
-                    == *desired
+                && DesiredGateway {
+                    is_incomplete: desired.is_incomplete,
+                    ..attempt.desired.clone()
+                } == *desired
         };
-        let times =
-            previous.filter(|attempt| is_same(attempt)).map_or(0, |attempt| attempt.times + 1);
+        let retry_count = previous_attempt
+            .filter(|attempt| is_same(attempt))
+            .map_or(0, |attempt| attempt.retry_count + 1);
         if let Some(cause) = &error
             && previous_error != Some(cause)
         {
@@ -127,9 +132,11 @@ impl GatewayProvisioner {
             self.report_error(desired, cause).await;
         }
         let (desired, settings) = (desired.clone(), settings.clone());
-        let at = Instant::now();
-        self.attempts
-            .insert(desired.name.clone(), ProvisionAttempt { desired, settings, at, times, error });
+        let start_time = Instant::now();
+        self.attempts.insert(
+            desired.name.clone(),
+            ProvisionAttempt { desired, settings, start_time, retry_count, error },
+        );
     }
 
     /// Reports an error as an event of the Gateway.
@@ -204,7 +211,7 @@ mod tests {
             annotations: [].into(),
             service_type: "ClusterIP",
             address: None,
-            incomplete: false,
+            is_incomplete: false,
         };
         let meta = |gateway: &str, uid: &str| {
             let owner = json!({"apiVersion": "v1", "kind": "Gateway", "name": "edge", "uid": uid});

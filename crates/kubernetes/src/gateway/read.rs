@@ -50,7 +50,7 @@ pub(crate) fn read_fact(
         "GatewayClass" => read_class(meta, spec).map(ClusterFact::Class),
         "Gateway" => read_gateway(meta, spec).map(|facts| ClusterFact::Gateway(Box::new(facts))),
         "ReferenceGrant" => parse_spec::<Grant>(spec, meta).map(ClusterFact::Grant),
-        "BackendTLSPolicy" => Some(ClusterFact::Encrypted(encrypted_services(spec))),
+        "BackendTLSPolicy" => Some(ClusterFact::TlsServices(read_tls_services(spec))),
         _ => {
             let facts = read_route(kind.kind, api_version, meta, spec)?;
             Some(ClusterFact::Route(kind.kind, Box::new(facts)))
@@ -78,7 +78,7 @@ fn read_gateway(meta: &ObjectMeta, spec: &Value) -> Option<GatewayFacts> {
 }
 
 /// Returns the services that a BackendTLSPolicy targets, regardless of the port.
-fn encrypted_services(spec: &Value) -> BTreeSet<String> {
+fn read_tls_services(spec: &Value) -> BTreeSet<String> {
     let targets = spec.get("targetRefs").and_then(Value::as_array).into_iter().flatten();
     let services = targets.filter(|target| unsupported_kind(target).is_none());
     let names = services.filter_map(|target| target.get("name").and_then(Value::as_str));
@@ -122,24 +122,24 @@ fn read_route(
         return None;
     }
     let mut spec = spec.clone();
-    let unsupported = remove_unsupported_backends(&mut spec);
+    let unsupported_backends = remove_unsupported_backends(&mut spec);
     let document = json!({
         "apiVersion": api_version,
         "kind": kind,
         "metadata": {"name": meta.name, "namespace": meta.namespace},
         "spec": spec,
     });
-    let facts = |valid, rejection| RouteFacts {
+    let facts = |valid_route, rejection| RouteFacts {
         generation: generation(meta),
         created: creation_time(meta),
         parents: parents.clone(),
-        valid,
+        last_valid: valid_route,
         rejection,
     };
     Some(match read_gateway_route(&document) {
         Ok(route) => {
-            let valid = ValidRoute { parents: parents.clone(), route, unsupported };
-            facts(Some(Arc::new(valid)), None)
+            let valid_route = ValidRoute { parents: parents.clone(), route, unsupported_backends };
+            facts(Some(Arc::new(valid_route)), None)
         }
         Err(rejected) => {
             let lines = rejected.iter().take(MAX_REJECTIONS).map(|document| {
@@ -169,7 +169,7 @@ fn remove_unsupported_backends(spec: &mut Value) -> Vec<UnsupportedBackend> {
                 let Some(kind) = unsupported_kind(backend) else { return true };
                 let weight = backend.get("weight").and_then(Value::as_u64).unwrap_or(1);
                 let weight = u32::try_from(weight).unwrap_or(u32::MAX);
-                unsupported.push(UnsupportedBackend { rule: index, weight, kind });
+                unsupported.push(UnsupportedBackend { rule_index: index, weight, kind });
                 false
             });
         }
@@ -177,7 +177,7 @@ fn remove_unsupported_backends(spec: &mut Value) -> Vec<UnsupportedBackend> {
             filters.retain(|filter| {
                 let mirrored = filter.pointer("/requestMirror/backendRef");
                 let Some(kind) = mirrored.and_then(unsupported_kind) else { return true };
-                unsupported.push(UnsupportedBackend { rule: index, weight: 0, kind });
+                unsupported.push(UnsupportedBackend { rule_index: index, weight: 0, kind });
                 false
             });
         }
@@ -198,7 +198,7 @@ fn unsupported_kind(backend: &Value) -> Option<String> {
 
 /// Converts a Secret into a certificate.
 pub(crate) fn read_certificate(secret: &Secret) -> ClusterFact {
-    ClusterFact::Certificate(super::certificate::read(secret))
+    ClusterFact::Certificate(super::certificate::parse_certificate(secret))
 }
 
 /// Converts a Deployment of a gateway: true if at least one pod is available.
@@ -228,8 +228,8 @@ pub(crate) fn read_service(service: &Service) -> ClusterFact {
     let cluster = cluster.filter(|ip| *ip != "None").map(|ip| GatewayAddress::from_ip(ip));
     ClusterFact::GatewayService(GatewayService {
         is_load_balancer,
-        ingress: ingress.collect(),
-        cluster: cluster.collect(),
+        ingress_addresses: ingress.collect(),
+        cluster_addresses: cluster.collect(),
     })
 }
 

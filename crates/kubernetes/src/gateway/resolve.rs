@@ -6,14 +6,14 @@ use std::net::IpAddr;
 use leno_model::{Gateway, GatewayName, ServiceName, gateway_account};
 use serde_json::Value;
 
-use super::attach::{ListenerAttachment, RouteHost, attach_route, gateway_of};
+use super::attach::{ListenerAttachment, RouteHost, attach_route, parent_gateway};
 use super::backends::{ResolvedRouteRules, ServiceLookup, resolve_backends};
 use super::facts::{
     ClusterFacts, GatewayAddress, GatewayClassFacts, GatewayFacts, Infrastructure, RouteFacts,
     RouteId, first_unknown_field,
 };
-use super::listener::{ConditionReason, ValidatedListener, secret_of, validate_listeners};
-use super::manifests::{DOMAINS, is_below, object_name};
+use super::listener::{ConditionReason, ValidatedListener, referenced_secret, validate_listeners};
+use super::manifests::{CLUSTER_DOMAINS, belongs_to_domains, object_name};
 use super::served::{ServedRoute, compile_ports};
 use super::status::{
     GatewayListenerStatus, GatewayStatus, RouteParentStatus, gateway_pending_condition,
@@ -31,7 +31,7 @@ pub(crate) struct ResolvedGateways {
     /// The conditions of classes, with their generation.
     pub(crate) classes: BTreeMap<String, (i64, Vec<StatusCondition>)>,
     /// The statuses of routes, for each gateway that they refer to.
-    pub(crate) parents: BTreeMap<RouteId, Vec<RouteParentStatus>>,
+    pub(crate) parent_statuses: BTreeMap<RouteId, Vec<RouteParentStatus>>,
     /// The services to which gateways route.
     pub(crate) backends: BTreeSet<ServiceName>,
     pub(crate) desired: Vec<DesiredGateway>,
@@ -51,7 +51,7 @@ pub struct DesiredGateway {
     /// The requested address.
     pub(crate) address: Option<String>,
     /// True if one of the objects is missing.
-    pub(crate) incomplete: bool,
+    pub(crate) is_incomplete: bool,
 }
 
 /// The previous result, which is kept for gateways with pending Secrets.
@@ -85,7 +85,7 @@ impl GatewayResolution<'_> {
 }
 
 /// Returns the Secrets that gateways refer to and may use.
-pub(crate) fn secrets_of(facts: &ClusterFacts) -> BTreeSet<ObjectId> {
+pub(crate) fn collect_secrets(facts: &ClusterFacts) -> BTreeSet<ObjectId> {
     facts
         .our_gateways()
         .flat_map(|(id, gateway, _)| referenced_secrets(facts, id, gateway))
@@ -101,7 +101,7 @@ fn referenced_secrets<'a>(
     let tls = gateway.spec.listeners.iter().filter_map(|listener| listener.tls.as_ref());
     let references = tls.flat_map(|tls| &tls.certificate_refs);
     references
-        .filter_map(|certificate| secret_of(id, certificate))
+        .filter_map(|certificate| referenced_secret(id, certificate))
         .filter(|secret| facts.permits_reference(("Gateway", &id.namespace), ("Secret", secret)))
 }
 
@@ -118,17 +118,19 @@ pub(crate) fn resolve_gateways(
     let mut routes: Vec<(&RouteId, &RouteFacts)> = facts.routes.iter().collect();
     routes.sort_by_key(|(id, route)| (route.created, &id.id, id.kind));
     for (id, route) in routes {
-        let valid = route.valid.iter().flat_map(|valid| &valid.parents);
+        let valid_parents = route.last_valid.iter().flat_map(|valid_route| &valid_route.parents);
         if !route
             .parents
             .iter()
-            .chain(valid)
-            .any(|parent| resolutions.contains_key(&gateway_of(id, parent)))
+            .chain(valid_parents)
+            .any(|parent| resolutions.contains_key(&parent_gateway(id, parent)))
         {
             continue;
         }
-        let resolved_rules =
-            route.valid.as_deref().map(|valid| resolve_backends(facts, services, id, valid));
+        let resolved_rules = route
+            .last_valid
+            .as_deref()
+            .map(|valid_route| resolve_backends(facts, services, id, valid_route));
         let statuses = attach_to_parents(
             facts,
             &mut resolutions,
@@ -138,7 +140,7 @@ pub(crate) fn resolve_gateways(
             previous.resolved,
         );
         if !statuses.is_empty() {
-            resolved.parents.insert(id.clone(), statuses);
+            resolved.parent_statuses.insert(id.clone(), statuses);
         }
     }
     for (id, resolution) in resolutions {
@@ -154,22 +156,22 @@ pub(crate) fn resolve_gateways(
             None => compile_ports(&name, &resolution.listeners, resolution.served_routes.clone()),
             Some(_) => Vec::new(),
         };
-        let numbers: Vec<u16> = ports.iter().map(|port| port.port).collect();
+        let port_numbers: Vec<u16> = ports.iter().map(|port| port.port).collect();
         resolved
             .gateway_statuses
-            .insert(id.clone(), gateway_status(facts, &resolution, numbers.is_empty()));
-        if !numbers.is_empty() {
+            .insert(id.clone(), gateway_status(facts, &resolution, port_numbers.is_empty()));
+        if !port_numbers.is_empty() {
             resolved.desired.push(desired_gateway(
                 facts,
                 &resolution,
                 name.clone(),
                 account,
-                numbers,
+                port_numbers,
             ));
         }
         resolved.gateways.insert(name.clone(), Gateway { name, ports });
     }
-    resolved.wait_for_gateways();
+    resolved.mark_pending_routes();
     let backends = resolved.gateways.values().flat_map(Gateway::backends);
     resolved.backends = backends.map(|backend| backend.service.clone()).collect();
     resolved
@@ -177,10 +179,10 @@ pub(crate) fn resolve_gateways(
 
 impl ResolvedGateways {
     /// Marks routes as pending while their gateways are not programmed.
-    fn wait_for_gateways(&mut self) {
-        for (route, parents) in &mut self.parents {
+    fn mark_pending_routes(&mut self) {
+        for (route, parents) in &mut self.parent_statuses {
             for status in parents {
-                let gateway = self.gateway_statuses.get(&gateway_of(route, &status.parent));
+                let gateway = self.gateway_statuses.get(&parent_gateway(route, &status.parent));
                 let is_gateway_programmed =
                     gateway.is_some_and(|gateway| gateway.conditions.iter().any(is_programmed));
                 let programmed = status
@@ -290,16 +292,19 @@ fn rejection_reason(
     }
     let unknown_fields =
         [("", &spec.unknown_fields), ("infrastructure.", &spec.infrastructure.unknown_fields)];
-    let mut unknown = unknown_fields
+    let mut unknown_field_paths = unknown_fields
         .into_iter()
         .filter_map(|(path, fields)| Some((path, first_unknown_field(fields)?)));
-    if let Some((path, field)) = unknown.next() {
+    if let Some((path, field)) = unknown_field_paths.next() {
         let message = format!("spec.{path}{field} is unknown and would not be enforced: remove it");
         return Some(ConditionReason::new("Invalid", message));
     }
     let Infrastructure { labels, annotations, .. } = &spec.infrastructure;
-    let reserved = labels.keys().find(|key| is_below(key, &PREFIXES) || is_below(key, &DOMAINS));
-    if let Some(key) = reserved.or_else(|| annotations.keys().find(|key| is_below(key, &PREFIXES)))
+    let reserved = labels.keys().find(|key| {
+        belongs_to_domains(key, &PREFIXES) || belongs_to_domains(key, &CLUSTER_DOMAINS)
+    });
+    if let Some(key) =
+        reserved.or_else(|| annotations.keys().find(|key| belongs_to_domains(key, &PREFIXES)))
     {
         let message = format!("spec.infrastructure: {key} is reserved: remove it");
         return Some(ConditionReason::new("InvalidParameters", message));
@@ -324,8 +329,9 @@ fn service_type(
 ) -> Result<&'static str, ConditionReason> {
     let service_type = gateway.service_type.as_ref().or(class.service_type.as_ref());
     let Some(service_type) = service_type else { return Ok(LOAD_BALANCER) };
-    let supported = SERVICE_TYPES.iter().find(|supported| *supported == service_type);
-    supported.copied().ok_or_else(|| {
+    let supported_type =
+        SERVICE_TYPES.iter().find(|supported_type| *supported_type == service_type);
+    supported_type.copied().ok_or_else(|| {
         let annotation = SERVICE_TYPE;
         let message = format!(
             "{annotation}: {service_type:?} is not a supported Service type; use {}",
@@ -345,7 +351,7 @@ fn attach_to_parents(
     resolved_rules: Option<&ResolvedRouteRules>,
     previous: &ResolvedGateways,
 ) -> Vec<RouteParentStatus> {
-    let references = match resolved_rules {
+    let references_condition = match resolved_rules {
         Some(ResolvedRouteRules { unresolved: Some(reason), .. }) => {
             reason.to_condition("ResolvedRefs")
         }
@@ -357,15 +363,18 @@ fn attach_to_parents(
     };
     let mut hosts_by_listener: BTreeMap<(ObjectId, usize), Vec<RouteHost>> = BTreeMap::new();
     let mut outcomes = Vec::new();
-    let valid = route.valid.as_deref();
-    for parent in valid.map(|valid| valid.parents.as_slice()).unwrap_or_default() {
-        let hostnames = valid.map(|valid| valid.route.hostnames.as_slice()).unwrap_or_default();
-        let gateway = gateway_of(id, parent);
+    let valid_route = route.last_valid.as_deref();
+    for parent in valid_route.map(|valid_route| valid_route.parents.as_slice()).unwrap_or_default()
+    {
+        let hostnames = valid_route
+            .map(|valid_route| valid_route.route.hostnames.as_slice())
+            .unwrap_or_default();
+        let gateway = parent_gateway(id, parent);
         let Some(resolution) = resolutions.get(&gateway) else { continue };
         let outcome =
             attach_route(facts, id, parent, hostnames, resolution.id, &resolution.listeners);
-        if let Ok(attached) = &outcome {
-            for (index, names) in attached {
+        if let Ok(attachments) = &outcome {
+            for (index, names) in attachments {
                 hosts_by_listener.insert((gateway.clone(), *index), names.clone());
             }
         }
@@ -377,31 +386,31 @@ fn attach_to_parents(
             if let Some(validated) =
                 resolution.listeners.get_mut(index).filter(|_| route.rejection.is_none())
             {
-                validated.attached += 1;
+                validated.attached_route_count += 1;
             }
             resolution.served_routes.push(ServedRoute {
-                listener: index,
+                listener_index: index,
                 names,
                 rules: resolved_rules.rules.clone(),
             });
         }
     }
     let statuses = route.parents.iter().filter_map(|parent| {
-        let resolution = resolutions.get(&gateway_of(id, parent))?;
+        let resolution = resolutions.get(&parent_gateway(id, parent))?;
         if resolution.is_pending {
-            let mut previous_statuses = previous.parents.get(id).into_iter().flatten();
+            let mut previous_statuses = previous.parent_statuses.get(id).into_iter().flatten();
             return previous_statuses.find(|status| status.parent == *parent).cloned();
         }
         let outcome =
             outcomes.iter().find(|(other, _)| *other == parent).map(|(_, outcome)| outcome);
         let rejection = route.rejection.as_ref();
         let [accepted, programmed] =
-            parent_conditions(resolutions, &gateway_of(id, parent), rejection, outcome);
+            parent_conditions(resolutions, &parent_gateway(id, parent), rejection, outcome);
         Some(RouteParentStatus {
             parent: parent.clone(),
             controller: GATEWAY_CONTROLLER,
             generation: route.generation,
-            conditions: vec![accepted, references.clone(), programmed],
+            conditions: vec![accepted, references_condition.clone(), programmed],
         })
     });
     statuses.collect()
@@ -419,8 +428,8 @@ fn parent_conditions(
             ConditionReason::new("UnsupportedValue", rejection.clone()).to_condition("Accepted")
         }
         (None, Some(Err(reason))) => reason.to_condition("Accepted"),
-        (None, Some(Ok(attached)))
-            if !is_any(resolutions, gateway, attached, ValidatedListener::is_accepted) =>
+        (None, Some(Ok(attachments)))
+            if !has_listener(resolutions, gateway, attachments, ValidatedListener::is_accepted) =>
         {
             let message = "neither its gateway nor any matching listener is accepted";
             ConditionReason::new("ListenersNotAccepted", message).to_condition("Accepted")
@@ -428,8 +437,8 @@ fn parent_conditions(
         (None, _) => true_condition("Accepted", "Accepted", "in force"),
     };
     let programmed = match outcome {
-        Some(Ok(attached))
-            if !is_any(resolutions, gateway, attached, ValidatedListener::is_served) =>
+        Some(Ok(attachments))
+            if !has_listener(resolutions, gateway, attachments, ValidatedListener::is_served) =>
         {
             ConditionReason::new("Invalid", "no matching listener is programmed")
                 .to_condition("Programmed")
@@ -443,16 +452,17 @@ fn is_programmed(condition: &StatusCondition) -> bool {
     condition.name == "Programmed" && condition.status == "True"
 }
 
-/// Returns true if a gateway is accepted and any of these listeners passes `test`.
-fn is_any<'a>(
+/// Returns true if a gateway is accepted and any of these listeners satisfies `is_suitable`.
+fn has_listener<'a>(
     resolutions: &BTreeMap<&ObjectId, GatewayResolution<'a>>,
     gateway: &ObjectId,
-    attached: &[ListenerAttachment],
-    test: fn(&ValidatedListener<'a>) -> bool,
+    attachments: &[ListenerAttachment],
+    is_suitable: fn(&ValidatedListener<'a>) -> bool,
 ) -> bool {
     let resolution = resolutions.get(gateway).filter(|resolution| resolution.rejection.is_none());
-    let mut listeners = attached.iter().filter_map(|(index, _)| resolution?.listeners.get(*index));
-    listeners.any(test)
+    let mut listeners =
+        attachments.iter().filter_map(|(index, _)| resolution?.listeners.get(*index));
+    listeners.any(is_suitable)
 }
 
 fn gateway_status(
@@ -516,23 +526,25 @@ fn gateway_addresses(
     let object = resolution.object_id();
     let gateway_service = facts.gateway_services.get(&object).cloned().unwrap_or_default();
     let mut addresses = match gateway_service.is_load_balancer {
-        true => gateway_service.ingress,
-        false => gateway_service.cluster,
+        true => gateway_service.ingress_addresses,
+        false => gateway_service.cluster_addresses,
     };
-    let requested: Vec<&GatewayAddress> = resolution
+    let requested_addresses: Vec<&GatewayAddress> = resolution
         .facts
         .spec
         .addresses
         .iter()
         .filter(|address| !address.value.is_empty())
         .collect();
-    if !requested.is_empty() {
-        addresses.retain(|address| requested.iter().any(|desired| is_same(desired, address)));
-        if addresses.len() < requested.len() {
+    if !requested_addresses.is_empty() {
+        addresses.retain(|address| {
+            requested_addresses.iter().any(|desired| is_same_address(desired, address))
+        });
+        if addresses.len() < requested_addresses.len() {
             let message = format!(
                 "{} of {} requested addresses can be used",
                 addresses.len(),
-                requested.len()
+                requested_addresses.len()
             );
             return (addresses, Some(ConditionReason::new("AddressNotUsable", message)));
         }
@@ -550,7 +562,7 @@ fn gateway_addresses(
 }
 
 /// Compares addresses by value: an IP address has several notations.
-fn is_same(left: &GatewayAddress, right: &GatewayAddress) -> bool {
+fn is_same_address(left: &GatewayAddress, right: &GatewayAddress) -> bool {
     let ip = |address: &GatewayAddress| address.value.parse::<IpAddr>().ok();
     left.value == right.value || ip(left).is_some_and(|left| ip(right) == Some(left))
 }
@@ -563,7 +575,7 @@ fn desired_gateway(
     ports: Vec<u16>,
 ) -> DesiredGateway {
     let object = resolution.object_id();
-    let requested =
+    let requested_address =
         resolution.facts.spec.addresses.iter().find(|address| !address.value.is_empty());
     let infrastructure = &resolution.facts.spec.infrastructure;
     DesiredGateway {
@@ -574,15 +586,15 @@ fn desired_gateway(
         labels: infrastructure.labels.clone(),
         annotations: infrastructure.annotations.clone(),
         service_type: resolution.service_type,
-        address: requested.map(|address| address.value.clone()),
-        incomplete: !facts.deployments.contains_key(&object)
+        address: requested_address.map(|address| address.value.clone()),
+        is_incomplete: !facts.deployments.contains_key(&object)
             || !facts.gateway_services.contains_key(&object),
     }
 }
 
 const LOAD_BALANCER: &str = "LoadBalancer";
 const SERVICE_TYPES: &[&str] = &[LOAD_BALANCER, "NodePort", "ClusterIP"];
-/// The longest label (RFC 1123).
+/// The maximum length of a DNS label (RFC 1123).
 const MAX_LABEL_BYTES: usize = 63;
 /// The maximum number of addresses that the schema of Gateways allows.
 const MAX_ADDRESSES: usize = 16;

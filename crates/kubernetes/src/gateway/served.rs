@@ -17,8 +17,8 @@ use super::listener::{ListenerProtocol, ValidatedListener};
 #[derive(Clone)]
 pub(super) struct ServedRoute {
     /// The index of the listener.
-    pub(super) listener: usize,
-    /// The host names for which it is attached.
+    pub(super) listener_index: usize,
+    /// The host names for which the route is attached.
     pub(super) names: Vec<RouteHost>,
     pub(super) rules: GatewayRules,
 }
@@ -31,7 +31,7 @@ pub(super) fn compile_ports(
 ) -> Vec<GatewayPort> {
     let mut by_listener: BTreeMap<usize, Vec<ServedRoute>> = BTreeMap::new();
     for route in served_routes {
-        by_listener.entry(route.listener).or_default().push(route);
+        by_listener.entry(route.listener_index).or_default().push(route);
     }
     let mut ports: BTreeMap<u16, GatewayPortRules> = BTreeMap::new();
     let mut passthrough: BTreeMap<u16, PortListeners> = BTreeMap::new();

@@ -33,7 +33,7 @@ pub(crate) struct RouteParentStatus {
 pub(crate) struct GatewayListenerStatus {
     pub(crate) name: String,
     pub(crate) kinds: Vec<&'static str>,
-    pub(crate) attached: u32,
+    pub(crate) attached_route_count: u32,
     pub(crate) conditions: Vec<StatusCondition>,
 }
 
@@ -68,7 +68,7 @@ impl GatewayListenerStatus {
                 Some(_) => Vec::new(),
                 None => validated.kinds.clone(),
             },
-            attached: validated.attached,
+            attached_route_count: validated.attached_route_count,
             conditions: vec![accepted, conflicted, resolved, programmed],
         }
     }

@@ -77,7 +77,7 @@ impl ClusterFixture {
                 self.facts.routes.insert(RouteId { kind, id }, *route);
             }
             ClusterFact::Grant(grant) => drop(self.facts.grants.insert(id, grant)),
-            ClusterFact::Encrypted(names) => drop(self.facts.encrypted.insert(id, names)),
+            ClusterFact::TlsServices(names) => drop(self.facts.tls_services.insert(id, names)),
             _ => panic!(),
         }
     }
@@ -119,8 +119,11 @@ impl ClusterFixture {
         let object = object_id("infra", "leno-gateway-edge");
         self.facts.deployments.insert(object.clone(), true);
         let ingress = vec![GatewayAddress::from_ip("192.0.2.7")];
-        let gateway_service =
-            GatewayService { is_load_balancer: true, ingress, cluster: Vec::new() };
+        let gateway_service = GatewayService {
+            is_load_balancer: true,
+            ingress_addresses: ingress,
+            cluster_addresses: Vec::new(),
+        };
         self.facts.gateway_services.insert(object, gateway_service);
     }
 
@@ -137,7 +140,7 @@ impl ClusterFixture {
     fn parent_reasons(&self, kind_name: &str, namespace: &str, name: &str) -> [&'static str; 2] {
         let resolved = self.resolve_all();
         let route = RouteId { kind: served_kind(kind_name).kind, id: object_id(namespace, name) };
-        let parents = &resolved.parents[&route];
+        let parents = &resolved.parent_statuses[&route];
         assert_eq!(parents.len(), 1);
         let conditions = &parents[0].conditions;
         [condition_reason(conditions, "Accepted"), condition_reason(conditions, "ResolvedRefs")]

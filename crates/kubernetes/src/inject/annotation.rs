@@ -11,11 +11,11 @@ pub enum InjectError {
     /// A boolean value that is neither on nor off.
     #[error("{object}: `{key}` is `{value}`; use `enabled` or `disabled`")]
     Switch {
-        /// The object that has it.
+        /// The object with the label or annotation.
         object: AnnotatedObject,
-        /// Its key.
+        /// The key of the label or annotation.
         key: String,
-        /// Its value.
+        /// The value that is neither on nor off.
         value: String,
     },
     /// Label and annotation of one object contradict each other.
@@ -23,17 +23,17 @@ pub enum InjectError {
         "{object}: `{key}` is a label and an annotation that contradict each other; remove one"
     )]
     Contradiction {
-        /// The object that has them.
+        /// The object with the label and the annotation.
         object: AnnotatedObject,
-        /// Their key.
+        /// The key of both.
         key: String,
     },
     /// An invalid list, image or quantity.
     #[error("{object}: annotation `{key}`: `{value}` is not {expected}")]
     Annotation {
-        /// The object that has it.
+        /// The object with the label or annotation.
         object: AnnotatedObject,
-        /// Its key.
+        /// The key of the label or annotation.
         key: String,
         /// The invalid part.
         value: String,
@@ -53,9 +53,9 @@ pub enum InjectError {
          disabled`"
     )]
     SidecarUser {
-        /// The container.
+        /// The name of the container.
         container: String,
-        /// The user ID.
+        /// The user ID of the container.
         uid: u32,
     },
     /// The floor of the mesh requires a sidecar, and a container only imitates its name.
@@ -66,11 +66,11 @@ pub enum InjectError {
          spec.floor.sidecarImages"
     )]
     Imitation {
-        /// The path of its image field.
+        /// The path of the container's image field.
         field: String,
-        /// The container.
+        /// The name of the container.
         container: String,
-        /// The image.
+        /// The image of the container.
         image: String,
     },
     /// The floor of the mesh requires a sidecar, and the pod has only the redirection container.
@@ -113,7 +113,7 @@ impl std::fmt::Display for AnnotatedObject {
 /// An annotation of a pod that the control plane reads at run time.
 pub(super) struct RuntimeAnnotation {
     pub(super) key: &'static str,
-    /// Its validator.
+    /// Returns true for a valid value.
     pub(super) is_valid_value: fn(&str) -> bool,
     /// A description of a valid value, for the error message.
     pub(super) expected: &'static str,

@@ -20,11 +20,11 @@ pub(super) struct SidecarInputs<'a> {
 
 impl SidecarInputs<'_> {
     /// Builds the init container that sets up redirection. The rules stay in the kernel when it exits.
-    pub(super) fn intercept_container(&self) -> Value {
+    pub(super) fn redirection_container(&self) -> Value {
         let (args, context) = if self.settings.by_plugin {
             (vec!["redirect".to_owned(), "--verify".to_owned()], restricted_context(VERIFIER_UID))
         } else {
-            let mut args = self.intercept_options();
+            let mut args = self.redirection_options();
             args.insert(0, "redirect".to_owned());
             let mut context = restricted_context(0);
             context["runAsNonRoot"] = json!(false);
@@ -41,7 +41,7 @@ impl SidecarInputs<'_> {
     }
 
     /// Returns the options of `leno redirect` for this pod.
-    pub(super) fn intercept_options(&self) -> Vec<String> {
+    pub(super) fn redirection_options(&self) -> Vec<String> {
         let exclusions = &self.options.exclusions;
         let mut args = Vec::new();
         let mut add = |option: &str, values: String| {
@@ -54,7 +54,7 @@ impl SidecarInputs<'_> {
         add("exclude-outbound-ranges", join_values(&exclusions.outbound_ranges));
         add("include-outbound-ranges", join_values(&exclusions.included_ranges));
         add("exclude-interfaces", join_values(&exclusions.interfaces));
-        if self.options.dns {
+        if self.options.answers_dns {
             args.push("--dns".to_owned());
         }
         args
@@ -85,7 +85,7 @@ impl SidecarInputs<'_> {
     fn sidecar_container(&self) -> Value {
         let mut container = self.base_container();
         let Some(arguments) = container["args"].as_array_mut() else { return container };
-        if self.options.dns {
+        if self.options.answers_dns {
             arguments.push(json!("--dns"));
         }
         if self.options.is_scraped {
@@ -108,10 +108,10 @@ impl SidecarInputs<'_> {
             "args": [
                 "proxy",
                 "--workload", "$(POD_NAMESPACE)/$(POD_NAME)",
-                "--control", self.settings.control,
+                "--control", self.settings.control_address,
                 "--trust-domain", self.settings.trust_domain.to_string(),
                 "--service-account-token", TOKEN_PATH,
-                "--state", STATE,
+                "--state", STATE_DIRECTORY,
                 "--redirect-address", "$(POD_IP)",
                 "--uid-exempt",
                 "--health", format!("[::]:{HEALTH_PORT}"),
@@ -198,16 +198,19 @@ fn join_values<T: ToString>(values: impl IntoIterator<Item = T>) -> String {
     values.into_iter().map(|value| value.to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// A directory in the volume, because root owns the volume itself and all users may write there.
-pub(crate) const STATE: &str = "/var/lib/leno/proxy";
+/// The state directory of the sidecar: a directory in the volume, because all users may write to the volume
+/// itself.
+pub(crate) const STATE_DIRECTORY: &str = "/var/lib/leno/proxy";
 const STATE_VOLUME: &str = "leno-state";
 const TOKEN_VOLUME: &str = "leno-token";
-/// The names of the volumes.
-pub(super) const VOLUMES: [&str; 2] = [STATE_VOLUME, TOKEN_VOLUME];
-/// Any user ID except root and the sidecar's. Connections of the sidecar are not redirected.
+/// The names of the volumes of a sidecar.
+pub(super) const SIDECAR_VOLUMES: [&str; 2] = [STATE_VOLUME, TOKEN_VOLUME];
+/// The user ID of the init container that verifies redirection: not root, and not the sidecar's, because
+/// connections of the sidecar are not redirected.
 const VERIFIER_UID: u32 = PROXY_UID + 1;
-/// Together less than the default grace period of 30 seconds.
+/// The drain delay of a regular sidecar container. Together with the drain timeout it is less than the default
+/// grace period of 30 seconds.
 const REGULAR_DRAIN_DELAY: &str = "5s";
 const REGULAR_DRAIN_TIMEOUT: &str = "20s";
-/// The lifetime of a token. The kubelet renews it when a fifth is left.
+/// The lifetime of a token, in seconds. The kubelet renews it when a fifth is left.
 const TOKEN_SECONDS: u32 = 3600;

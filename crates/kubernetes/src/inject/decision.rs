@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::annotation::{AnnotatedObject, InjectError, parse_switch, pod_metadata};
 use super::options::requested_image;
-use super::{InjectionSettings, InjectionTrigger, NamespaceFacts, SkipReason, is_ours};
+use super::{InjectionSettings, InjectionTrigger, NamespaceFacts, SkipReason, is_leno_container};
 use crate::words::{INJECTION, PREFIXES, PROXY_CONTAINER, PROXY_UID};
 
 /// Returns the reason that the pod gets no sidecar, or `None` if it gets one.
@@ -45,7 +45,11 @@ pub(crate) fn decide_injection(
 
 /// Returns true if the floor of the mesh requires a sidecar although the pod opts out, because its namespace
 /// has injection.
-pub(super) fn is_required(pod: &Value, trigger: InjectionTrigger<'_>, floor: &Floor) -> bool {
+pub(super) fn is_sidecar_required(
+    pod: &Value,
+    trigger: InjectionTrigger<'_>,
+    floor: &Floor,
+) -> bool {
     let opts_out = || pod_switch(pod, trigger.namespace_facts()) == Ok(Some(false));
     let has_injection = |facts: &NamespaceFacts| namespace_switch(facts) == Ok(Some(true));
     floor.injection_required && trigger.namespace_facts().is_some_and(has_injection) && opts_out()
@@ -68,11 +72,12 @@ pub(super) fn reject_imitation(
     else {
         return Ok(());
     };
-    let requested = requested_image(pod, Some(namespace))?;
+    let requested_image_name = requested_image(pod, Some(namespace))?;
     let is_permitted = |image: &str| {
         if floor.sidecar_images.is_empty() {
             // Annotations may name any image, and an already injected pod may be reviewed again.
-            requested == Some(image) || repository_of(image) == repository_of(&settings.image)
+            requested_image_name == Some(image)
+                || repository_of(image) == repository_of(&settings.image)
         } else {
             settings.permits_image(floor, image)
         }
@@ -80,7 +85,8 @@ pub(super) fn reject_imitation(
     let mut has_sidecar = false;
     for list in ["initContainers", "containers"] {
         let containers = pod["spec"][list].as_array().into_iter().flatten();
-        for (index, container) in containers.enumerate().filter(|(_, container)| is_ours(container))
+        for (index, container) in
+            containers.enumerate().filter(|(_, container)| is_leno_container(container))
         {
             let text = |key: &str| container[key].as_str().unwrap_or_default().to_owned();
             if !is_permitted(container["image"].as_str().unwrap_or_default()) {
@@ -149,7 +155,7 @@ fn skip_reason(pod: &Value) -> Option<SkipReason> {
     let spec = &pod["spec"];
     let containers =
         || ["initContainers", "containers"].into_iter().filter_map(|key| spec[key].as_array());
-    if containers().flatten().any(is_ours) {
+    if containers().flatten().any(is_leno_container) {
         return Some(SkipReason::Present);
     }
     let names = || containers().flatten().filter_map(|container| container["name"].as_str());
@@ -174,7 +180,7 @@ fn pod_switch(
 ) -> Result<Option<bool>, InjectError> {
     let label = pod_metadata(pod, "labels", INJECTION);
     let own_setting =
-        own_form(AnnotatedObject::Pod, label, pod_metadata(pod, "annotations", INJECTION))?;
+        read_own_setting(AnnotatedObject::Pod, label, pod_metadata(pod, "annotations", INJECTION))?;
     let mut setting = own_setting;
     for prefix in OTHER_PREFIXES {
         let key = format!("{prefix}/{SIDECAR_INJECTION}");
@@ -194,7 +200,7 @@ fn pod_switch(
 fn namespace_switch(namespace: &NamespaceFacts) -> Result<Option<bool>, InjectError> {
     let label = namespace.labels.get(INJECTION).map(String::as_str);
     let annotation = namespace.annotations.get(INJECTION).map(String::as_str);
-    let mut setting = own_form(AnnotatedObject::Namespace, label, annotation)?;
+    let mut setting = read_own_setting(AnnotatedObject::Namespace, label, annotation)?;
     for prefix in OTHER_PREFIXES {
         let key = format!("{prefix}/{SIDECAR_INJECTION}");
         if let (true, Some(text)) =
@@ -207,7 +213,7 @@ fn namespace_switch(namespace: &NamespaceFacts) -> Result<Option<bool>, InjectEr
     Ok(setting)
 }
 
-fn own_form(
+fn read_own_setting(
     annotated: AnnotatedObject,
     label: Option<&str>,
     annotation: Option<&str>,

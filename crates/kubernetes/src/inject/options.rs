@@ -13,7 +13,7 @@ use super::annotation::{
     pod_metadata, split_list,
 };
 use super::{AddressRange, InjectionSettings, NamespaceFacts};
-use crate::words::{HEALTH_PORT, PREFIXES, SIDECAR_IMAGE, UPGRADES, is_read};
+use crate::words::{HEALTH_PORT, PREFIXES, SIDECAR_IMAGE, UPGRADES, is_supported_annotation};
 
 /// Traffic that bypasses the sidecar.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub(super) struct SidecarOptions {
     /// True if annotations for Prometheus are requested.
     pub(super) is_scraped: bool,
     /// True if the sidecar answers DNS queries.
-    pub(super) dns: bool,
+    pub(super) answers_dns: bool,
     /// The `PORT/PATH` of the application's own metrics, if the sidecar exposes them as well.
     pub(super) application_metrics: Option<String>,
     /// The annotations that the floor of the mesh overrides, as one warning each.
@@ -94,8 +94,8 @@ impl SidecarOptions {
             exclusions = settings.exclusions.clone();
             warnings.push(EXCLUSIONS_FORBIDDEN.to_owned());
         }
-        let dns = annotations.has_dns()?;
-        if dns && exclusions.outbound_ports.contains(&DNS_PORT) {
+        let answers_dns = annotations.read_dns_setting()?;
+        if answers_dns && exclusions.outbound_ports.contains(&DNS_PORT) {
             return Err(InjectError::DnsPort);
         }
         let mut image = annotations.read_image()?.unwrap_or(&settings.image);
@@ -110,7 +110,7 @@ impl SidecarOptions {
             resources: annotations.read_resources(settings)?,
             image: image.to_owned(),
             is_scraped: annotations.is_scraped()?,
-            dns,
+            answers_dns,
             application_metrics: annotations.application_metrics()?,
             warnings,
             upgrades: annotations.read_upgrades()?,
@@ -135,36 +135,36 @@ struct AnnotationSources<'a> {
 impl<'a> AnnotationSources<'a> {
     /// Returns all annotations of a name, in order of precedence.
     fn annotations_named(&self, name: &str) -> Vec<(AnnotatedObject, String, &'a str)> {
-        debug_assert!(is_read(name), "{name} is not listed as supported");
+        debug_assert!(is_supported_annotation(name), "{name} is not listed as supported");
         let keys = || PREFIXES.into_iter().map(|prefix| format!("{prefix}/{name}"));
-        let of_pod = keys().filter_map(|key| {
+        let pod_annotations = keys().filter_map(|key| {
             pod_metadata(self.pod, "annotations", &key)
                 .map(|value| (AnnotatedObject::Pod, key, value))
         });
-        let of_namespace = keys().filter_map(|key| {
+        let namespace_annotations = keys().filter_map(|key| {
             let text = self.namespace?.annotations.get(&key)?;
             Some((AnnotatedObject::Namespace, key, text.as_str()))
         });
-        of_pod.chain(of_namespace).collect()
+        pod_annotations.chain(namespace_annotations).collect()
     }
 
     fn first_annotation(&self, name: &str) -> Option<(AnnotatedObject, String, &'a str)> {
         self.annotations_named(name).into_iter().next()
     }
 
-    fn read_exclusions(&self, into: &mut Exclusions) -> Result<(), InjectError> {
-        self.read_ports("outbound-port-exclusion-list", &mut into.outbound_ports)?;
-        self.read_ports("inbound-port-exclusion-list", &mut into.inbound_ports)?;
-        self.read_ranges("outbound-ip-range-exclusion-list", &mut into.outbound_ranges)?;
-        self.read_ranges("outbound-ip-range-inclusion-list", &mut into.included_ranges)?;
-        self.read_interfaces("network-interface-exclusion-list", &mut into.interfaces)
+    fn read_exclusions(&self, exclusions: &mut Exclusions) -> Result<(), InjectError> {
+        self.read_ports("outbound-port-exclusion-list", &mut exclusions.outbound_ports)?;
+        self.read_ports("inbound-port-exclusion-list", &mut exclusions.inbound_ports)?;
+        self.read_ranges("outbound-ip-range-exclusion-list", &mut exclusions.outbound_ranges)?;
+        self.read_ranges("outbound-ip-range-inclusion-list", &mut exclusions.included_ranges)?;
+        self.read_interfaces("network-interface-exclusion-list", &mut exclusions.interfaces)
     }
 
-    fn read_ports(&self, name: &str, into: &mut BTreeSet<u16>) -> Result<(), InjectError> {
+    fn read_ports(&self, name: &str, exclusions: &mut BTreeSet<u16>) -> Result<(), InjectError> {
         for (annotated_object, key, text) in self.annotations_named(name) {
             for element in split_list(text) {
                 match element.parse() {
-                    Ok(port @ 1..) => into.insert(port),
+                    Ok(port @ 1..) => exclusions.insert(port),
                     _ => {
                         let expected = "a port; use numbers from 1 to 65535, such as `25, 5432`";
                         return Err(invalid_value(annotated_object, key, element, expected));
@@ -178,7 +178,7 @@ impl<'a> AnnotationSources<'a> {
     fn read_ranges(
         &self,
         name: &str,
-        into: &mut BTreeSet<AddressRange>,
+        exclusions: &mut BTreeSet<AddressRange>,
     ) -> Result<(), InjectError> {
         for (annotated_object, key, text) in self.annotations_named(name) {
             for element in split_list(text) {
@@ -186,20 +186,24 @@ impl<'a> AnnotationSources<'a> {
                 let range = element.parse().map_err(|()| {
                     invalid_value(annotated_object, key.clone(), element, expected)
                 })?;
-                into.insert(range);
+                exclusions.insert(range);
             }
         }
         Ok(())
     }
 
-    fn read_interfaces(&self, name: &str, into: &mut BTreeSet<String>) -> Result<(), InjectError> {
+    fn read_interfaces(
+        &self,
+        name: &str,
+        exclusions: &mut BTreeSet<String>,
+    ) -> Result<(), InjectError> {
         for (annotated_object, key, text) in self.annotations_named(name) {
             for element in split_list(text) {
                 if !is_interface(element) {
                     let expected = "the name of a network interface; use one such as eth1";
                     return Err(invalid_value(annotated_object, key, element, expected));
                 }
-                into.insert(element.to_owned());
+                exclusions.insert(element.to_owned());
             }
         }
         Ok(())
@@ -259,11 +263,11 @@ impl<'a> AnnotationSources<'a> {
 
     /// Returns an annotation that is supported only with our own prefix, by its full key.
     fn own_annotation(&self, key: &str) -> Option<(AnnotatedObject, &'a str)> {
-        let of_namespace =
+        let namespace_annotations =
             || Some((AnnotatedObject::Namespace, self.namespace?.annotations.get(key)?.as_str()));
-        let of_pod =
+        let pod_annotations =
             pod_metadata(self.pod, "annotations", key).map(|text| (AnnotatedObject::Pod, text));
-        of_pod.or_else(of_namespace)
+        pod_annotations.or_else(namespace_annotations)
     }
 
     /// Returns the image. Annotations of other meshes are ignored because they name other programs.
@@ -299,13 +303,13 @@ impl<'a> AnnotationSources<'a> {
     }
 
     /// Returns true if the sidecar answers DNS queries. Other meshes have no such annotation.
-    fn has_dns(&self) -> Result<bool, InjectError> {
-        match self.own_annotation(DNS) {
+    fn read_dns_setting(&self) -> Result<bool, InjectError> {
+        match self.own_annotation(DNS_ANNOTATION) {
             None | Some((_, "cluster")) => Ok(false),
             Some((_, "proxy")) => Ok(true),
             Some((annotated_object, text)) => {
                 let expected = "a DNS mode; use `proxy` or `cluster`";
-                Err(invalid_value(annotated_object, DNS.to_owned(), text, expected))
+                Err(invalid_value(annotated_object, DNS_ANNOTATION.to_owned(), text, expected))
             }
         }
     }
@@ -369,11 +373,11 @@ fn is_quantity(text: &str) -> bool {
 
 /// Parses a Kubernetes quantity: a number with an optional unit.
 fn parse_quantity(text: &str) -> Option<f64> {
-    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = text.get(number.len()..)?;
-    let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit)?;
-    let number: f64 = number.parse().ok()?;
-    (number.is_finite() && number >= 0.0).then_some(number * factor)
+    let number_text = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = text.get(number_text.len()..)?;
+    let (_, factor) = QUANTITY_UNITS.iter().find(|(name, _)| *name == unit)?;
+    let number_text: f64 = number_text.parse().ok()?;
+    (number_text.is_finite() && number_text >= 0.0).then_some(number_text * factor)
 }
 
 /// The warning for exclusions that the floor rejects.
@@ -383,11 +387,11 @@ const EXCLUSIONS_FORBIDDEN: &str = "annotations exclude ports, addresses or inte
 /// The size of the kernel's buffer for an interface name, with a terminating byte (`IFNAMSIZ`).
 pub const INTERFACE_BYTES: usize = 16;
 /// The annotation that selects the DNS resolver.
-const DNS: &str = "leno.dev/dns";
+const DNS_ANNOTATION: &str = "leno.dev/dns";
 /// The DNS port (RFC 1035 §4.2).
 const DNS_PORT: u16 = 53;
 
-const UNITS: &[(&str, f64)] = &[
+const QUANTITY_UNITS: &[(&str, f64)] = &[
     ("", 1.0),
     ("m", 1e-3),
     ("k", 1e3),

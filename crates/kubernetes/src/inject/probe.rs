@@ -14,11 +14,11 @@ pub(super) struct SidecarProbes {
 impl SidecarProbes {
     /// Redirects the probes of a container to the sidecar. Exec probes and probes of another host are
     /// unchanged.
-    pub(super) fn take_over(&mut self, container: &mut Value) {
+    pub(super) fn redirect_probes(&mut self, container: &mut Value) {
         let name = container["name"].as_str().unwrap_or_default().to_owned();
         let ports = container["ports"].clone();
         let mut probes = Map::new();
-        for kind in KINDS {
+        for kind in PROBE_KINDS {
             let key = format!("{kind}Probe");
             let Some(probe) = container.get_mut(&key).and_then(Value::as_object_mut) else {
                 continue;
@@ -126,9 +126,9 @@ fn resolve_port(port: &Value, ports: &Value) -> Result<u64, UnknownPort> {
         return port.as_u64().ok_or_else(|| UnknownPort(port.clone()));
     };
     let named_port = ports.as_array().into_iter().flatten().find(|port| port["name"] == name);
-    let number = named_port.and_then(|port| port["containerPort"].as_u64());
-    number.or_else(|| name.parse().ok()).ok_or_else(|| UnknownPort(port.clone()))
+    let port_number = named_port.and_then(|port| port["containerPort"].as_u64());
+    port_number.or_else(|| name.parse().ok()).ok_or_else(|| UnknownPort(port.clone()))
 }
 
-/// The kinds in paths and `LENO_PROBES`; containers append `Probe`.
-const KINDS: &[&str] = &["startup", "readiness", "liveness"];
+/// The kinds of probes in paths and in `LENO_PROBES`. The fields of containers end in `Probe`.
+const PROBE_KINDS: &[&str] = &["startup", "readiness", "liveness"];

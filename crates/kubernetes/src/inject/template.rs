@@ -21,26 +21,26 @@ pub struct InjectedManifest {
 /// The outcome for one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TemplateOutcome {
-    /// Its pods have sidecars, with warnings.
+    /// The pods of the object have sidecars, with these warnings.
     Injected(Vec<String>),
     /// The object is unchanged.
     Skipped(SkipReason),
 }
 
-/// Returns the namespaces of the objects with pod templates, with an empty text for objects without one.
+/// Returns the namespaces of the objects with pod templates, and an empty text if one has no namespace.
 #[must_use]
 pub fn namespaces_of(manifest: &Value) -> BTreeSet<String> {
     if is_list(manifest) {
         return list_items(manifest).flat_map(namespaces_of).collect();
     }
-    pods_of(manifest).map(|_| namespace_of(manifest).to_owned()).into_iter().collect()
+    pod_template(manifest).map(|_| namespace_of(manifest).to_owned()).into_iter().collect()
 }
 
 /// Injects sidecars into the pod templates of a manifest; other objects are unchanged. `namespaces` has the
 /// known namespaces by the text in the manifest.
 ///
 /// # Errors
-/// As [`inject_sidecar`](super::inject_sidecar), with the object.
+/// The errors of [`inject_sidecar`](super::inject_sidecar), with the kind and name of the object.
 pub fn inject_manifest(
     mut manifest: Value,
     namespaces: &BTreeMap<String, NamespaceFacts>,
@@ -62,16 +62,16 @@ fn inject_object(
         }
         return Ok(());
     }
-    let Some((kind, pointer)) = pods_of(object) else { return Ok(()) };
+    let Some((kind, pointer)) = pod_template(object) else { return Ok(()) };
     let (namespaces, settings) = context;
-    let demand = InjectionTrigger::User(namespaces.get(namespace_of(object)));
+    let trigger = InjectionTrigger::User(namespaces.get(namespace_of(object)));
     let name = format!("{kind} {}", object["metadata"]["name"].as_str().unwrap_or_default());
     let template =
         object.pointer_mut(pointer).filter(|template| template["spec"]["containers"].is_array());
     let Some(template) = template else {
         return Err((name.clone(), InjectError::NoPod(name)));
     };
-    match inject_sidecar(template, demand, settings).map_err(|error| (name.clone(), error))? {
+    match inject_sidecar(template, trigger, settings).map_err(|error| (name.clone(), error))? {
         InjectionOutcome::Injected { pod, warnings } => {
             *template = pod;
             outcomes.push((name, TemplateOutcome::Injected(warnings)));
@@ -92,8 +92,8 @@ fn list_items(list: &Value) -> impl Iterator<Item = &Value> {
 }
 
 /// Returns the kind of an object with a pod template, and the path of the template.
-fn pods_of(object: &Value) -> Option<(&'static str, &'static str)> {
-    TEMPLATES.iter().copied().find(|(kind, _)| object["kind"] == *kind)
+fn pod_template(object: &Value) -> Option<(&'static str, &'static str)> {
+    TEMPLATE_PATHS.iter().copied().find(|(kind, _)| object["kind"] == *kind)
 }
 
 fn namespace_of(object: &Value) -> &str {
@@ -101,7 +101,7 @@ fn namespace_of(object: &Value) -> &str {
 }
 
 /// The path of the pod template in each kind.
-const TEMPLATES: &[(&str, &str)] = &[
+const TEMPLATE_PATHS: &[(&str, &str)] = &[
     ("Pod", ""),
     ("Deployment", "/spec/template"),
     ("StatefulSet", "/spec/template"),

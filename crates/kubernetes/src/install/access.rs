@@ -15,13 +15,13 @@ pub(super) fn access_objects(options: &InstallOptions) -> Vec<Value> {
         "metadata": namespaced_metadata(CONTROL, options),
     });
     let cluster_role = json!({
-        "apiVersion": GROUP_VERSION,
+        "apiVersion": RBAC_VERSION,
         "kind": "ClusterRole",
         "metadata": cluster_metadata(CONTROL),
         "rules": cluster_permissions(),
     });
     let role_in_namespace = json!({
-        "apiVersion": GROUP_VERSION,
+        "apiVersion": RBAC_VERSION,
         "kind": "Role",
         "metadata": namespaced_metadata(CONTROL, options),
         "rules": namespace_permissions(),
@@ -30,22 +30,22 @@ pub(super) fn access_objects(options: &InstallOptions) -> Vec<Value> {
         json!([{"kind": "ServiceAccount", "name": CONTROL, "namespace": options.namespace}]);
     let binding = |kind: &str, role: &str, metadata: Value| {
         json!({
-            "apiVersion": GROUP_VERSION,
+            "apiVersion": RBAC_VERSION,
             "kind": kind,
             "metadata": metadata,
-            "roleRef": {"apiGroup": GROUP, "kind": role, "name": CONTROL},
+            "roleRef": {"apiGroup": RBAC_GROUP, "kind": role, "name": CONTROL},
             "subjects": subjects,
         })
     };
     let gateway_role = json!({
-        "apiVersion": GROUP_VERSION,
+        "apiVersion": RBAC_VERSION,
         "kind": "ClusterRole",
-        "metadata": cluster_metadata(GATEWAYS),
+        "metadata": cluster_metadata(GATEWAYS_ROLE),
         "rules": gateway_permissions(),
     });
     let mut gateway_binding =
-        binding("ClusterRoleBinding", "ClusterRole", cluster_metadata(GATEWAYS));
-    gateway_binding["roleRef"]["name"] = json!(GATEWAYS);
+        binding("ClusterRoleBinding", "ClusterRole", cluster_metadata(GATEWAYS_ROLE));
+    gateway_binding["roleRef"]["name"] = json!(GATEWAYS_ROLE);
     let mut objects = vec![
         account,
         cluster_role,
@@ -59,12 +59,12 @@ pub(super) fn access_objects(options: &InstallOptions) -> Vec<Value> {
         binding("RoleBinding", "Role", namespaced_metadata(CONTROL, options)),
     ]);
     for namespace in &options.access_certs {
-        let mut metadata = cluster_metadata(ACCESS_CERTS);
+        let mut metadata = cluster_metadata(ACCESS_CERTS_ROLE);
         metadata["namespace"] = json!(namespace.as_str());
         let mut binding = binding("RoleBinding", "Role", metadata.clone());
-        binding["roleRef"]["name"] = json!(ACCESS_CERTS);
+        binding["roleRef"]["name"] = json!(ACCESS_CERTS_ROLE);
         objects.push(json!({
-            "apiVersion": GROUP_VERSION,
+            "apiVersion": RBAC_VERSION,
             "kind": "Role",
             "metadata": metadata,
             "rules": access_cert_permissions(),
@@ -75,25 +75,28 @@ pub(super) fn access_objects(options: &InstallOptions) -> Vec<Value> {
 }
 
 fn cluster_permissions() -> Value {
-    let own: Vec<String> = kinds::plurals().map(str::to_owned).collect();
-    let own_status = statuses_of(&own);
-    let policies_status = statuses_of(&POLICIES);
-    let routes_status = statuses_of(&ROUTES);
+    let own_resources: Vec<String> = kinds::plurals().map(str::to_owned).collect();
+    let own_status = status_subresources(&own_resources);
+    let policies_status = status_subresources(&POLICY_RESOURCES);
+    let routes_status = status_subresources(&ROUTE_RESOURCES);
     json!([
-        read(&[""], &["pods", "services", "namespaces", "nodes"]),
+        read_rule(&[""], &["pods", "services", "namespaces", "nodes"]),
         // For the endpoints of the API server and of Services without a selector.
-        read(&["discovery.k8s.io"], &["endpointslices"]),
-        read(&["apiextensions.k8s.io"], &["customresourcedefinitions"]),
-        read(&["leno.dev"], &own),
+        read_rule(&["discovery.k8s.io"], &["endpointslices"]),
+        read_rule(&["apiextensions.k8s.io"], &["customresourcedefinitions"]),
+        read_rule(&["leno.dev"], &own_resources),
         policy_rule(&["leno.dev"], &own_status, &["patch"]),
-        read(&["gateway.networking.k8s.io"], &[&ROUTES[..], &["referencegrants"]].concat()),
+        read_rule(
+            &["gateway.networking.k8s.io"],
+            &[&ROUTE_RESOURCES[..], &["referencegrants"]].concat()
+        ),
         policy_rule(&["gateway.networking.k8s.io"], &routes_status, &["patch"]),
-        read(&["access.smi-spec.io"], &["traffictargets"]),
-        read(&["specs.smi-spec.io"], &["httproutegroups", "tcproutes"]),
-        read(&["split.smi-spec.io"], &["trafficsplits"]),
-        read(&[kinds::OSM, kinds::FSM], &POLICIES),
+        read_rule(&["access.smi-spec.io"], &["traffictargets"]),
+        read_rule(&["specs.smi-spec.io"], &["httproutegroups", "tcproutes"]),
+        read_rule(&["split.smi-spec.io"], &["trafficsplits"]),
+        read_rule(&[kinds::OSM, kinds::FSM], &POLICY_RESOURCES),
         policy_rule(&[kinds::OSM, kinds::FSM], &policies_status, &["patch"]),
-        read(&FOREIGN_CONFIGS.map(|kind| kind.group), &["meshconfigs"]),
+        read_rule(&FOREIGN_CONFIGS.map(|kind| kind.group), &["meshconfigs"]),
         policy_rule(&["authentication.k8s.io"], &["tokenreviews"], &["create"]),
         policy_rule(&["events.k8s.io"], &["events"], &["create", "patch"]),
         restrict_to_names(
@@ -110,16 +113,16 @@ fn cluster_permissions() -> Value {
 /// Returns the account of the Job that retracts statuses after `helm uninstall`, with its permissions. They
 /// exist as long as the Job.
 pub(super) fn retraction_objects(options: &InstallOptions) -> Vec<Value> {
-    let own: Vec<String> = kinds::plurals().map(str::to_owned).collect();
-    let own: Vec<&str> = own.iter().map(String::as_str).collect();
-    let gateway_resources = [&ROUTES[..], &["gatewayclasses", "gateways"]].concat();
+    let own_resources: Vec<String> = kinds::plurals().map(str::to_owned).collect();
+    let own_resources: Vec<&str> = own_resources.iter().map(String::as_str).collect();
+    let gateway_resources = [&ROUTE_RESOURCES[..], &["gatewayclasses", "gateways"]].concat();
     let kinds: [(&[&str], &[&str]); 3] = [
-        (&["leno.dev"], &own),
+        (&["leno.dev"], &own_resources),
         (&["gateway.networking.k8s.io"], &gateway_resources),
-        (&[kinds::OSM, kinds::FSM], &POLICIES),
+        (&[kinds::OSM, kinds::FSM], &POLICY_RESOURCES),
     ];
     let cluster_rules = kinds.map(|(groups, resources)| {
-        let statuses = policy_rule(groups, &statuses_of(resources), &["patch"]);
+        let statuses = policy_rule(groups, &status_subresources(resources), &["patch"]);
         [policy_rule(groups, resources, &["get", "list"]), statuses]
     });
     let namespace_rules = json!([
@@ -129,30 +132,30 @@ pub(super) fn retraction_objects(options: &InstallOptions) -> Vec<Value> {
             &[CONTROL]
         ),
     ]);
-    let mut in_cluster = cluster_metadata(RETRACTION);
-    in_cluster["labels"]["app.kubernetes.io/name"] = json!(RETRACTION);
-    let mut in_namespace = namespaced_metadata(RETRACTION, options);
-    in_namespace["labels"] = in_cluster["labels"].clone();
-    let role = |kind: &str, metadata: &Value, rules: Value| json!({"apiVersion": GROUP_VERSION, "kind": kind, "metadata": metadata, "rules": rules});
+    let mut cluster_object_metadata = cluster_metadata(RETRACTION);
+    cluster_object_metadata["labels"]["app.kubernetes.io/name"] = json!(RETRACTION);
+    let mut namespaced_object_metadata = namespaced_metadata(RETRACTION, options);
+    namespaced_object_metadata["labels"] = cluster_object_metadata["labels"].clone();
+    let role = |kind: &str, metadata: &Value, rules: Value| json!({"apiVersion": RBAC_VERSION, "kind": kind, "metadata": metadata, "rules": rules});
     let binding = |kind: &str, role: &str, metadata: &Value| {
         json!({
-            "apiVersion": GROUP_VERSION,
+            "apiVersion": RBAC_VERSION,
             "kind": kind,
             "metadata": metadata,
-            "roleRef": {"apiGroup": GROUP, "kind": role, "name": RETRACTION},
+            "roleRef": {"apiGroup": RBAC_GROUP, "kind": role, "name": RETRACTION},
             "subjects": [{"kind": "ServiceAccount", "name": RETRACTION, "namespace": options.namespace}],
         })
     };
     vec![
-        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": in_namespace}),
-        role("ClusterRole", &in_cluster, json!(cluster_rules.concat())),
-        binding("ClusterRoleBinding", "ClusterRole", &in_cluster),
-        role("Role", &in_namespace, namespace_rules),
-        binding("RoleBinding", "Role", &in_namespace),
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": namespaced_object_metadata}),
+        role("ClusterRole", &cluster_object_metadata, json!(cluster_rules.concat())),
+        binding("ClusterRoleBinding", "ClusterRole", &cluster_object_metadata),
+        role("Role", &namespaced_object_metadata, namespace_rules),
+        binding("RoleBinding", "Role", &namespaced_object_metadata),
     ]
 }
 
-fn statuses_of<T: AsRef<str>>(resources: &[T]) -> Vec<String> {
+fn status_subresources<T: AsRef<str>>(resources: &[T]) -> Vec<String> {
     resources.iter().map(|resource| format!("{}/status", resource.as_ref())).collect()
 }
 
@@ -161,18 +164,21 @@ fn statuses_of<T: AsRef<str>>(resources: &[T]) -> Vec<String> {
 /// role cannot restrict Secrets by type. The control plane requests only Secrets of type `kubernetes.io/tls`,
 /// and none while no gateway refers to any.
 fn gateway_permissions() -> Value {
-    let write = ["get", "create", "patch"];
+    let write_verbs = ["get", "create", "patch"];
     json!([
-        read(&["gateway.networking.k8s.io"], &["gatewayclasses", "gateways", "backendtlspolicies"]),
+        read_rule(
+            &["gateway.networking.k8s.io"],
+            &["gatewayclasses", "gateways", "backendtlspolicies"]
+        ),
         policy_rule(
             &["gateway.networking.k8s.io"],
             &["gatewayclasses/status", "gateways/status"],
             &["patch"],
         ),
         policy_rule(&[""], &["secrets"], &["list", "watch"]),
-        policy_rule(&["apps"], &["deployments"], &[&write[..], &["list", "watch"]].concat()),
-        policy_rule(&[""], &["services", "serviceaccounts"], &write),
-        policy_rule(&["policy"], &["poddisruptionbudgets"], &write),
+        policy_rule(&["apps"], &["deployments"], &[&write_verbs[..], &["list", "watch"]].concat()),
+        policy_rule(&[""], &["services", "serviceaccounts"], &write_verbs),
+        policy_rule(&["policy"], &["poddisruptionbudgets"], &write_verbs),
     ])
 }
 
@@ -184,12 +190,12 @@ fn access_cert_permissions() -> Value {
 
 /// Returns the permissions in the control plane's namespace. The `create` verb cannot be restricted to a name.
 fn namespace_permissions() -> Value {
-    let watched = ["get", "list", "watch", "update"];
+    let watch_verbs = ["get", "list", "watch", "update"];
     json!([
         // Control planes discover each other by these.
-        read(&["discovery.k8s.io"], &["endpointslices"]),
+        read_rule(&["discovery.k8s.io"], &["endpointslices"]),
         policy_rule(&[""], &["secrets"], &["create"]),
-        restrict_to_names(policy_rule(&[""], &["secrets"], &watched), &[AUTHORITY_SECRET]),
+        restrict_to_names(policy_rule(&[""], &["secrets"], &watch_verbs), &[AUTHORITY_SECRET]),
         restrict_to_names(policy_rule(&[""], &["secrets"], &["get", "update"]), &[WEBHOOK_SECRET]),
         policy_rule(&[""], &["configmaps"], &["create"]),
         restrict_to_names(
@@ -204,7 +210,7 @@ fn namespace_permissions() -> Value {
     ])
 }
 
-fn read<T: AsRef<str>>(groups: &[&str], resources: &[T]) -> Value {
+fn read_rule<T: AsRef<str>>(groups: &[&str], resources: &[T]) -> Value {
     policy_rule(groups, resources, &["get", "list", "watch"])
 }
 
@@ -219,15 +225,15 @@ fn restrict_to_names(mut rule: Value, names: &[&str]) -> Value {
 }
 
 /// The role for Secrets of external principals, one in each listed namespace.
-pub(super) const ACCESS_CERTS: &str = "leno-access-certs";
+pub(super) const ACCESS_CERTS_ROLE: &str = "leno-access-certs";
 /// The role for gateways.
-pub(super) const GATEWAYS: &str = "leno-gateways";
+pub(super) const GATEWAYS_ROLE: &str = "leno-gateways";
 /// The account, roles and Job that retract statuses after `helm uninstall`.
 pub(super) const RETRACTION: &str = "leno-uninstall";
 /// The Gateway API routes with a status.
-const ROUTES: [&str; 4] = ["httproutes", "grpcroutes", "tlsroutes", "tcproutes"];
+const ROUTE_RESOURCES: [&str; 4] = ["httproutes", "grpcroutes", "tlsroutes", "tcproutes"];
 /// The policies of OSM and FSM, each with a status.
-const POLICIES: [&str; 7] = [
+const POLICY_RESOURCES: [&str; 7] = [
     "upstreamtrafficsettings",
     "ingressbackends",
     "accesscontrols",
@@ -236,5 +242,5 @@ const POLICIES: [&str; 7] = [
     "accesscerts",
     "trafficwarmups",
 ];
-const GROUP: &str = "rbac.authorization.k8s.io";
-const GROUP_VERSION: &str = "rbac.authorization.k8s.io/v1";
+const RBAC_GROUP: &str = "rbac.authorization.k8s.io";
+const RBAC_VERSION: &str = "rbac.authorization.k8s.io/v1";

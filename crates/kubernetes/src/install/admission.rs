@@ -19,7 +19,7 @@ pub(super) fn webhook_configuration(options: &InstallOptions) -> Value {
     for prefix in PREFIXES {
         namespaces.push(selector_requirement(&format!("{prefix}/ignore"), "DoesNotExist", &[]));
     }
-    let pods = [selector_requirement(INJECTION, "NotIn", &OFF)];
+    let pods = [selector_requirement(INJECTION, "NotIn", &DISABLED_VALUES)];
     let combine = |expressions: &[Value], additional: &[Value]| [expressions, additional].concat();
     let exists = |key: &str| selector_requirement(key, "Exists", &[]);
     let absent = |key: &str| selector_requirement(key, "DoesNotExist", &[]);
@@ -30,7 +30,7 @@ pub(super) fn webhook_configuration(options: &InstallOptions) -> Value {
             options,
             combine(
                 &namespaces,
-                &[exists(INJECTION), selector_requirement(INJECTION, "NotIn", &OFF)],
+                &[exists(INJECTION), selector_requirement(INJECTION, "NotIn", &DISABLED_VALUES)],
             ),
             pods.to_vec(),
         ),
@@ -38,7 +38,7 @@ pub(super) fn webhook_configuration(options: &InstallOptions) -> Value {
         webhook_entry(
             "pod",
             options,
-            combine(&namespaces, &[selector_requirement(INJECTION, "NotIn", &ON)]),
+            combine(&namespaces, &[selector_requirement(INJECTION, "NotIn", &ENABLED_VALUES)]),
             combine(&pods, &[exists(INJECTION)]),
         ),
     ];
@@ -101,5 +101,5 @@ pub(super) fn selector_requirement(key: &str, operator: &str, values: &[&str]) -
 }
 
 /// Common label values for on and off. Any other value reaches the webhook, which rejects it.
-const ON: [&str; 3] = ["enabled", "yes", "true"];
-const OFF: [&str; 3] = ["disabled", "no", "false"];
+const ENABLED_VALUES: [&str; 3] = ["enabled", "yes", "true"];
+const DISABLED_VALUES: [&str; 3] = ["disabled", "no", "false"];

@@ -23,8 +23,8 @@ use crate::words::{CONTROL, CONTROL_NAME, INJECTION, PROXY_CONTAINER};
 pub struct InstallStep {
     /// Kind and name of the object.
     pub object: String,
-    /// The action: `applied`, `removed`, `exists already`, `is not there`.
-    pub done: &'static str,
+    /// The result, such as `applied`, `removed`, `exists already` or `does not exist`.
+    pub result: &'static str,
 }
 
 /// The reason that an installation failed.
@@ -92,28 +92,28 @@ pub async fn apply_manifests(
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     for manifest in manifests {
         let ApiTarget { object, name, api } = ApiTarget::from_manifest(client, manifest)?;
-        if is_of_another_mesh(client, manifest, &name).await? {
-            report(InstallStep { object, done: "exists already" });
+        if belongs_to_another_mesh(client, manifest, &name).await? {
+            report(InstallStep { object, result: "exists already" });
             continue;
         }
         let applied = api.patch(&name, &parameters, &Patch::Apply(manifest)).await;
         if applied.as_ref().is_err_and(|error| error.status_code() == Some(NOT_FOUND))
-            && let Some(done) = skip_result(manifest)
+            && let Some(result) = skip_result(manifest)
         {
-            report(InstallStep { object, done });
+            report(InstallStep { object, result });
             continue;
         }
         applied.map_err(|error| InstallError::from_api_error("apply", &object, error))?;
         if manifest["kind"] == "CustomResourceDefinition" {
             wait_for_kind(client, &name).await?;
         }
-        report(InstallStep { object, done: "applied" });
+        report(InstallStep { object, result: "applied" });
     }
     Ok(())
 }
 
 /// Returns true for a CustomResourceDefinition that another mesh has installed; its version takes precedence.
-async fn is_of_another_mesh(
+async fn belongs_to_another_mesh(
     client: &Client,
     manifest: &Value,
     name: &ObjectName,
@@ -126,10 +126,10 @@ async fn is_of_another_mesh(
     let definition = definitions.get_metadata_opt(name).await;
     let definition =
         definition.map_err(|error| InstallError::from_api_error("get", name, error))?;
-    let is_ours = |labels: &BTreeMap<String, String>| {
+    let belongs_to_leno = |labels: &BTreeMap<String, String>| {
         labels.get(PART_OF_LABEL).is_some_and(|part| part == PART_OF)
     };
-    Ok(definition.is_some_and(|definition| !is_ours(definition.labels())))
+    Ok(definition.is_some_and(|definition| !belongs_to_leno(definition.labels())))
 }
 
 /// Waits until objects of a kind can be created.
@@ -279,13 +279,13 @@ async fn poll_until(
     limit: Duration,
     mut check: impl AsyncFnMut() -> Result<Result<(), String>, InstallError>,
 ) -> Result<(), InstallError> {
-    let start = Instant::now();
+    let started_at = Instant::now();
     loop {
         let state = match check().await? {
             Ok(()) => return Ok(()),
             Err(state) => state,
         };
-        if start.elapsed() >= limit {
+        if started_at.elapsed() >= limit {
             return Err(InstallError::TimedOut { operation, limit, state });
         }
         sleep(POLL_INTERVAL).await;

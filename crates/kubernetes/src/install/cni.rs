@@ -8,7 +8,7 @@ use crate::words::CNI;
 /// The CNI directories of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeNetwork {
-    /// The directory of plugins.
+    /// The directory of plugin binaries.
     pub bin_dir: String,
     /// The directory of plugin configurations.
     pub conf_dir: String,
@@ -21,11 +21,11 @@ impl Default for NodeNetwork {
     }
 }
 
-/// Returns its namespace, its permissions, and its DaemonSet.
+/// Returns the namespace, the permissions and the DaemonSet of the node agents.
 pub(super) fn cni_objects(options: &InstallOptions, network: &NodeNetwork) -> Vec<Value> {
     let subject = json!([{"kind": "ServiceAccount", "name": CNI, "namespace": CNI}]);
-    let role = |kind: &str| json!({"apiGroup": RBAC, "kind": kind, "name": CNI});
-    let rbac = format!("{RBAC}/v1");
+    let role = |kind: &str| json!({"apiGroup": RBAC_GROUP, "kind": kind, "name": CNI});
+    let rbac = format!("{RBAC_GROUP}/v1");
     vec![
         cni_namespace(),
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": cni_metadata()}),
@@ -64,7 +64,8 @@ pub(super) fn cni_objects(options: &InstallOptions, network: &NodeNetwork) -> Ve
     ]
 }
 
-/// Returns a separate namespace: its pods access their nodes, which the control plane's namespace forbids.
+/// Returns the namespace of the node agents, separate from the control plane's: its pods access their nodes,
+/// which the control plane's namespace forbids.
 fn cni_namespace() -> Value {
     let mut metadata = cluster_metadata(CNI);
     metadata["labels"]["pod-security.kubernetes.io/enforce"] = json!("privileged");
@@ -138,4 +139,4 @@ fn daemon_set(options: &InstallOptions, network: &NodeNetwork) -> Value {
     })
 }
 
-const RBAC: &str = "rbac.authorization.k8s.io";
+const RBAC_GROUP: &str = "rbac.authorization.k8s.io";

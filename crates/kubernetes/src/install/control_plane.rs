@@ -86,7 +86,7 @@ fn volumes_and_mounts(options: &InstallOptions) -> (Vec<Value>, Vec<Value>) {
     // its own within it.
     let mut mounts = vec![
         json!({"name": "state", "mountPath": "/var/lib/leno"}),
-        json!({"name": "keys", "mountPath": KEYS, "readOnly": true}),
+        json!({"name": "keys", "mountPath": KEYS_PATH, "readOnly": true}),
     ];
     if options.webhook_client_ca.is_some() {
         volumes.push(json!({"name": "webhook-clients", "configMap": {"name": WEBHOOK_CLIENTS}}));
@@ -100,16 +100,16 @@ fn volumes_and_mounts(options: &InstallOptions) -> (Vec<Value>, Vec<Value>) {
 fn control_deployment(options: &InstallOptions) -> Value {
     let mut metadata = namespaced_metadata(CONTROL, options);
     if !options.network_policies {
-        metadata["annotations"] = json!({NETWORK_POLICIES: "false"});
+        metadata["annotations"] = json!({NETWORK_POLICIES_ANNOTATION: "false"});
     }
     let (volumes, mounts) = volumes_and_mounts(options);
     // Spread only pods of one release: those of the previous one are about to terminate. Nodes that accept no
     // pods do not count. With one node the skew is never above 1, so all pods are scheduled there.
-    let spread = |key: &str, otherwise: &str| {
+    let spread = |key: &str, when_unsatisfiable: &str| {
         json!({
             "maxSkew": 1,
             "topologyKey": key,
-            "whenUnsatisfiable": otherwise,
+            "whenUnsatisfiable": when_unsatisfiable,
             "nodeTaintsPolicy": "Honor",
             "labelSelector": {"matchLabels": pod_selector()},
             "matchLabelKeys": ["pod-template-hash"],
@@ -216,9 +216,9 @@ fn container_arguments(options: &InstallOptions) -> Vec<String> {
         "/var/lib/leno/control",
         // The image has no system trust roots.
         "--jwks-ca",
-        &format!("{KEYS}/roots.pem"),
+        &format!("{KEYS_PATH}/roots.pem"),
         "--jwks-files",
-        KEYS,
+        KEYS_PATH,
     ]
     .map(str::to_owned)
     .to_vec();
@@ -259,7 +259,7 @@ pub(super) const CLIENT_CA_KEY: &str = "ca.pem";
 /// The mount path of the ConfigMap.
 const WEBHOOK_CLIENTS_PATH: &str = "/etc/leno/webhook-clients";
 /// An annotation of the Deployment: `false` disables NetworkPolicies, also in later installations.
-pub(super) const NETWORK_POLICIES: &str = "leno.dev/network-policies";
+pub(super) const NETWORK_POLICIES_ANNOTATION: &str = "leno.dev/network-policies";
 /// The option with the namespaces that may have mesh-wide objects.
 pub(super) const SETTINGS_NAMESPACES_OPTION: &str = "--settings-namespaces=";
 /// The option with the allowed JWKS servers.
@@ -267,4 +267,4 @@ pub(super) const JWKS_ALLOW_OPTION: &str = "--jwks-allow=";
 /// The option with the clients that may read metrics of sidecars and gateways.
 pub(super) const METRICS_FROM_OPTION: &str = "--metrics-from=";
 /// The mount path of [`KEYS_CONFIG_MAP`].
-const KEYS: &str = "/etc/leno/keys";
+const KEYS_PATH: &str = "/etc/leno/keys";

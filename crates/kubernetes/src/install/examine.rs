@@ -30,7 +30,7 @@ use crate::webhook::{INJECTOR, INJECTOR_NAME, TrustState, trust_state};
 /// An examined subject, with its finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExaminedSubject {
-    /// The examined subject.
+    /// The name of the subject, such as `nodes`.
     pub subject: &'static str,
     /// The finding.
     pub finding: ExamineResult,
@@ -101,16 +101,20 @@ pub async fn examine_each(
     namespace: Option<&NamespaceName>,
     report: impl FnMut(ExaminedSubject),
 ) -> Result<(), ApiError> {
-    let mut steps = DeadlineSteps { report, end: Instant::now() + TOTAL_TIMEOUT };
-    let version = steps.with_timeout(server_version(client)).await;
-    let version = version.unwrap_or_else(|| Err(ApiError::Client(NO_RESPONSE.to_owned())))?;
-    steps.report("version of the API server", version_finding(&version.major, &version.minor));
+    let mut steps = DeadlineSteps { report, deadline: Instant::now() + TOTAL_TIMEOUT };
+    let server_info = steps.with_timeout(server_version(client)).await;
+    let server_info =
+        server_info.unwrap_or_else(|| Err(ApiError::Client(NO_RESPONSE.to_owned())))?;
+    steps.report(
+        "version of the API server",
+        version_finding(&server_info.major, &server_info.minor),
+    );
     steps.run_step("nodes", check_nodes(client)).await;
     steps.run_step("clocks", check_clocks(client)).await;
     steps.run_step("permissions to install", permissions::check_permissions(client)).await;
-    let found = steps.with_timeout(control::find_control_plane(client, namespace)).await;
-    let (namespace, deployment) = match found.unwrap_or_else(|| Err(timeout_finding())) {
-        Ok(found) => found,
+    let control_plane = steps.with_timeout(control::find_control_plane(client, namespace)).await;
+    let (namespace, deployment) = match control_plane.unwrap_or_else(|| Err(timeout_finding())) {
+        Ok(control_plane) => control_plane,
         Err(finding) => {
             steps.report("control plane", finding);
             return Ok(());
@@ -120,23 +124,23 @@ pub async fn examine_each(
     steps.report("control plane", control::check_availability(namespace, &deployment));
     steps.run_step("nodes of the control plane", control::check_spread(client, namespace)).await;
     steps.run_step("kinds", check_kinds(client)).await;
-    let desired =
+    let desired_manifests =
         steps.with_timeout(objects::desired_manifests(client, namespace, &deployment)).await;
-    let desired = match desired {
-        Some(Ok(desired)) => desired,
+    let desired_manifests = match desired_manifests {
+        Some(Ok(desired_manifests)) => desired_manifests,
         Some(Err(error)) => {
-            let read = "run it as a user with read permission";
-            let finding = ExamineResult::warning(format!("cannot be checked: {error}"), read);
-            steps.report(OBJECTS, finding);
+            let hint = "run it as a user with read permission";
+            let finding = ExamineResult::warning(format!("cannot be checked: {error}"), hint);
+            steps.report(OBJECTS_SUBJECT, finding);
             Vec::new()
         }
         None => {
-            steps.report(OBJECTS, timeout_finding());
+            steps.report(OBJECTS_SUBJECT, timeout_finding());
             Vec::new()
         }
     };
-    if !desired.is_empty() {
-        steps.run_step(OBJECTS, objects::compare_objects(client, &desired)).await;
+    if !desired_manifests.is_empty() {
+        steps.run_step(OBJECTS_SUBJECT, objects::compare_objects(client, &desired_manifests)).await;
     }
     steps.run_step("gateways", gateways::check_gateways(client, &deployment)).await;
     steps.run_step("network of nodes", network::check_agents(client, namespace, &deployment)).await;
@@ -150,14 +154,14 @@ pub async fn examine_each(
     let now = SystemTime::now();
     steps.run_step("authority", certificates::check_issuer(client, namespace, now)).await;
     steps.run_step("roots of the mesh", certificates::check_roots(client, namespace, now)).await;
-    steps.run_step("webhook", check_webhook(client, &desired, now)).await;
+    steps.run_step("webhook", check_webhook(client, &desired_manifests, now)).await;
     Ok(())
 }
 
-/// Steps with a deadline each, and one for all of them.
+/// Runs steps with a timeout each and one deadline for all of them, and reports their findings.
 struct DeadlineSteps<F> {
     report: F,
-    end: Instant,
+    deadline: Instant,
 }
 
 impl<F: FnMut(ExaminedSubject)> DeadlineSteps<F> {
@@ -174,9 +178,9 @@ impl<F: FnMut(ExaminedSubject)> DeadlineSteps<F> {
         self.report(subject, finding);
     }
 
-    /// Returns `None` on timeout.
+    /// Runs a check until the deadline of the step. Returns `None` on timeout.
     async fn with_timeout<T>(&self, check: impl Future<Output = T>) -> Option<T> {
-        let remaining = self.end.saturating_duration_since(Instant::now());
+        let remaining = self.deadline.saturating_duration_since(Instant::now());
         timeout(remaining.min(STEP_TIMEOUT), Box::pin(check)).await.ok()
     }
 }
@@ -188,12 +192,13 @@ fn timeout_finding() -> ExamineResult {
 
 fn version_finding(major: &str, minor: &str) -> ExamineResult {
     let version = format!("{major}.{minor}");
-    let number: u32 = minor.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0);
+    let minor_number: u32 =
+        minor.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0);
     match has_native_sidecars(major, minor) {
         true => ExamineResult::Passed(format!("{version}, with native sidecars")),
-        false if number < MIN_MINOR => ExamineResult::failure(
+        false if minor_number < MIN_MINOR_VERSION => ExamineResult::failure(
             format!("{version} is too old"),
-            format!("use 1.{MIN_MINOR} or newer"),
+            format!("use 1.{MIN_MINOR_VERSION} or newer"),
         ),
         false => ExamineResult::warning(
             format!(
@@ -208,29 +213,30 @@ fn version_finding(major: &str, minor: &str) -> ExamineResult {
 /// Checks node versions: kubelets may be older than the API server, and kernels too old for redirection.
 async fn check_nodes(client: &Client) -> ExamineResult {
     let nodes: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
-    let nodes = match nodes.list(&ListParams::default().limit(MAX_NODES)).await {
+    let nodes = match nodes.list(&ListParams::default().limit(MAX_EXAMINED_NODES)).await {
         Ok(nodes) => nodes.items,
         Err(error) => return unreadable_finding(&error),
     };
     let nodes_with = |outdated_version: fn(&NodeSystemInfo) -> Option<&str>| -> Vec<String> {
-        let old = nodes.iter().filter_map(|node| {
+        let outdated_nodes = nodes.iter().filter_map(|node| {
             let version = outdated_version(node.status.as_ref()?.node_info.as_ref()?)?;
             Some(format!("{} ({version})", node.name_any()))
         });
-        old.collect()
+        outdated_nodes.collect()
     };
     let kernels =
         nodes_with(|info| Some(&*info.kernel_version).filter(|version| is_old_kernel(version)));
     let kubelets = nodes_with(|info| {
         let version = info.kubelet_version.trim_start_matches('v');
-        let mut parts = version.split('.');
-        let (major, minor) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
+        let mut version_parts = version.split('.');
+        let (major, minor) =
+            (version_parts.next().unwrap_or(""), version_parts.next().unwrap_or(""));
         (!has_native_sidecars(major, minor)).then_some(version)
     });
     match (kernels.as_slice(), kubelets.as_slice()) {
         ([], []) => ExamineResult::Passed(format!("{}, all with native sidecars", nodes.len())),
-        ([], old) => ExamineResult::warning(
-            format!("no native sidecars on {}", summarize_names(old)),
+        ([], outdated_nodes) => ExamineResult::warning(
+            format!("no native sidecars on {}", summarize_names(outdated_nodes)),
             "upgrade their kubelets to 1.29 or newer",
         ),
         // Distributions backport features to kernels with old version numbers.
@@ -247,9 +253,9 @@ async fn check_nodes(client: &Client) -> ExamineResult {
 /// Returns true if a kernel lacks `inet` tables for nftables, which cover IPv4 and IPv6. Unknown versions may
 /// have them.
 fn is_old_kernel(version: &str) -> bool {
-    let mut parts = version.split(['.', '-']).map(str::parse::<u32>);
-    match (parts.next(), parts.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) < MIN_KERNEL,
+    let mut version_parts = version.split(['.', '-']).map(str::parse::<u32>);
+    match (version_parts.next(), version_parts.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) < MIN_KERNEL_VERSION,
         _ => false,
     }
 }
@@ -270,7 +276,7 @@ async fn check_clocks(client: &Client) -> ExamineResult {
 
 fn skew_finding(difference: Duration) -> ExamineResult {
     match difference {
-        skew if skew <= MAX_SKEW => {
+        skew if skew <= MAX_CLOCK_SKEW => {
             ExamineResult::Passed("of this machine and the API server agree".to_owned())
         }
         skew => ExamineResult::failure(
@@ -303,22 +309,22 @@ fn parse_http_date(text: &str) -> Option<Duration> {
 async fn check_kinds(client: &Client) -> ExamineResult {
     let definitions: ObjectApi<CustomResourceDefinition> =
         ObjectApi::for_all_namespaces(client.clone());
-    let mut absent = Vec::new();
+    let mut absent_kinds = Vec::new();
     for name in plurals().map(crd_name) {
-        let found = match ObjectName::new(&name) {
+        let definition = match ObjectName::new(&name) {
             Ok(name) => definitions.get_opt(&name).await,
             Err(error) => Err(error.into()),
         };
-        match found {
+        match definition {
             Ok(Some(_)) => {}
-            Ok(None) => absent.push(name),
+            Ok(None) => absent_kinds.push(name),
             Err(error) => return unreadable_finding(&error),
         }
     }
-    match absent.as_slice() {
+    match absent_kinds.as_slice() {
         [] => ExamineResult::Passed("all of leno.dev are installed".to_owned()),
-        absent => ExamineResult::failure(
-            format!("{} are not installed", absent.join(", ")),
+        absent_kinds => ExamineResult::failure(
+            format!("{} are not installed", absent_kinds.join(", ")),
             REINSTALL_HINT,
         ),
     }
@@ -374,7 +380,7 @@ fn compare_entries(
     let Some((manifest, configuration)) = manifest.zip(configuration) else {
         return ManifestDifferences::default();
     };
-    let mut differences = ManifestDifferences::between(
+    let mut differences = ManifestDifferences::compare_manifest(
         manifest,
         &serde_json::to_value(configuration).unwrap_or_default(),
     );
@@ -390,8 +396,8 @@ fn compare_entries(
 
 /// Returns the first few names, and the number of others.
 fn summarize_names(names: &[String]) -> String {
-    let listed = names.get(..MAX_SHOWN).unwrap_or(names).join(", ");
-    match names.len().saturating_sub(MAX_SHOWN) {
+    let listed = names.get(..MAX_LISTED_NAMES).unwrap_or(names).join(", ");
+    match names.len().saturating_sub(MAX_LISTED_NAMES) {
         0 => listed,
         omitted => format!("{listed} and {omitted} more"),
     }
@@ -409,18 +415,18 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 /// The maximum time of all steps.
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(50);
 const NO_RESPONSE: &str = "no response in time";
-const OBJECTS: &str = "objects of the installation";
+const OBJECTS_SUBJECT: &str = "objects of the installation";
 /// The first minor version that supports `matchLabelKeys` and `nodeTaintsPolicy`, used to spread control
 /// planes.
-const MIN_MINOR: u32 = 27;
-const MAX_NODES: u32 = 500;
+const MIN_MINOR_VERSION: u32 = 27;
+const MAX_EXAMINED_NODES: u32 = 500;
 /// The first kernel with `nat` chains in `inet` tables.
-const MIN_KERNEL: (u32, u32) = (5, 2);
+const MIN_KERNEL_VERSION: (u32, u32) = (5, 2);
 /// The maximum number of listed names.
-const MAX_SHOWN: usize = 8;
+const MAX_LISTED_NAMES: usize = 8;
 const REINSTALL_HINT: &str = "run `leno install --apply` again";
-/// Half of the tolerance of certificates.
-const MAX_SKEW: Duration = Duration::from_secs(30);
+/// The maximum clock skew without a finding: half of the tolerance of certificates.
+const MAX_CLOCK_SKEW: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
@@ -460,7 +466,7 @@ mod tests {
         let report = |examined: ExaminedSubject| {
             findings.push((examined.subject, examined.finding, start.elapsed()))
         };
-        let mut steps = DeadlineSteps { report, end: start + TOTAL_TIMEOUT };
+        let mut steps = DeadlineSteps { report, deadline: start + TOTAL_TIMEOUT };
         for subject in ["a", "b", "c", "d", "e"] {
             steps.run_step(subject, std::future::pending()).await;
         }

@@ -11,16 +11,16 @@ use leno_model::{MeshConfig, Name, TrustDomain};
 
 use super::control_plane::{
     ACCESS_CERTS_OPTION, CLIENT_CA_KEY, CLIENT_CA_OPTION, JWKS_ALLOW_OPTION, METRICS_FROM_OPTION,
-    NETWORK_POLICIES, SETTINGS_NAMESPACES_OPTION, WEBHOOK_CLIENTS,
+    NETWORK_POLICIES_ANNOTATION, SETTINGS_NAMESPACES_OPTION, WEBHOOK_CLIENTS,
 };
 use super::{InstallError, InstallOptions, NodeNetwork};
 use crate::api::{NamespaceName, ObjectApi, ObjectName};
 use crate::inject::AddressRange;
 use crate::words::{CNI, CNI_NAME, CNI_NAMESPACE, CONTROL, CONTROL_NAME, WEBHOOK_PORT};
 
-/// The options of an installed control plane, as far as every installation sets them anew.
+/// The options of an installed control plane that every installation sets anew.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Installed {
+pub struct InstalledOptions {
     /// The number of control planes, if known.
     pub replicas: Option<u32>,
     /// The trust domain of the mesh, if specified.
@@ -47,7 +47,7 @@ pub struct Installed {
     pub metrics_from: Option<String>,
 }
 
-impl Installed {
+impl InstalledOptions {
     /// Reads the installation in a namespace, if there is one.
     ///
     /// # Errors
@@ -66,18 +66,21 @@ impl Installed {
         };
         let mut installed = Self::from_deployment(&deployment);
         if installed.cni {
-            let sets: ObjectApi<DaemonSet> =
+            let daemon_sets: ObjectApi<DaemonSet> =
                 ObjectApi::for_namespace(client.clone(), &CNI_NAMESPACE);
-            let set = sets.get_opt(&CNI_NAME).await;
-            let set = set.map_err(|error| InstallError::from_api_error("get", CNI, error))?;
-            installed.network = set.as_ref().and_then(node_network);
+            let daemon_set = daemon_sets.get_opt(&CNI_NAME).await;
+            let daemon_set =
+                daemon_set.map_err(|error| InstallError::from_api_error("get", CNI, error))?;
+            installed.network = daemon_set.as_ref().and_then(node_network);
         }
         if has_option(&deployment, CLIENT_CA_OPTION) {
-            let maps: ObjectApi<ConfigMap> = ObjectApi::for_namespace(client.clone(), namespace);
-            let map = maps.get_opt(&const { ObjectName::from_literal(WEBHOOK_CLIENTS) }).await;
-            let map =
-                map.map_err(|error| InstallError::from_api_error("get", WEBHOOK_CLIENTS, error))?;
-            let data = map.and_then(|map| map.data);
+            let config_maps: ObjectApi<ConfigMap> =
+                ObjectApi::for_namespace(client.clone(), namespace);
+            let config_map =
+                config_maps.get_opt(&const { ObjectName::from_literal(WEBHOOK_CLIENTS) }).await;
+            let config_map = config_map
+                .map_err(|error| InstallError::from_api_error("get", WEBHOOK_CLIENTS, error))?;
+            let data = config_map.and_then(|config_map| config_map.data);
             installed.webhook_client_ca = data.and_then(|mut data| data.remove(CLIENT_CA_KEY));
         }
         let policies: ObjectApi<NetworkPolicy> =
@@ -118,7 +121,7 @@ impl Installed {
         let container = containers.into_iter().find(|container| container.name == CONTROL);
         let annotations = deployment.metadata.annotations.as_ref();
         let network_policies =
-            annotations.and_then(|annotations| annotations.get(NETWORK_POLICIES));
+            annotations.and_then(|annotations| annotations.get(NETWORK_POLICIES_ANNOTATION));
         let has_argument = |argument: &str| {
             let args = container.and_then(|container: &Container| container.args.as_ref());
             args.into_iter().flatten().any(|current| current == argument)
@@ -218,7 +221,7 @@ mod tests {
             };
             let deployment =
                 serde_json::from_value(written_manifest(&options, "Deployment")).unwrap();
-            let expected = Installed {
+            let expected = InstalledOptions {
                 replicas: Some(3),
                 trust_domain: Some(domain.clone()),
                 cni: cni.is_some(),
@@ -232,7 +235,7 @@ mod tests {
                 jwks_allow: options.jwks_allow.clone(),
                 metrics_from: options.metrics_from.clone(),
             };
-            assert_eq!(Installed::from_deployment(&deployment), expected);
+            assert_eq!(InstalledOptions::from_deployment(&deployment), expected);
             assert_eq!(has_option(&deployment, CLIENT_CA_OPTION), gateways);
             if !gateways {
                 let api_server: BTreeSet<AddressRange> =

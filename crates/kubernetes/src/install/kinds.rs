@@ -16,16 +16,16 @@ use super::schema::{
 
 /// The definition of one kind.
 struct CrdKind {
-    /// Its name.
+    /// The name of the kind.
     kind: &'static str,
-    /// Its plural in API paths.
+    /// The plural of the kind in API paths.
     plural: &'static str,
-    /// Its short name for `kubectl`.
+    /// The short name of the kind for `kubectl`.
     short: &'static str,
     scope: CrdScope,
-    /// Its description, in one sentence.
+    /// The description of the kind, in one sentence.
     description: &'static str,
-    /// The schema of its `spec`.
+    /// The schema of the `spec`.
     spec: fn() -> Value,
 }
 

@@ -9,7 +9,7 @@ use leno_model::Name;
 use serde_json::{Value, json};
 use tokio::time::{Duration, sleep};
 
-use super::access::{ACCESS_CERTS, GATEWAYS};
+use super::access::{ACCESS_CERTS_ROLE, GATEWAYS_ROLE};
 use super::apply::{ApiTarget, kind_of};
 use super::cni::{self, NodeNetwork};
 use super::control_plane::WEBHOOK_CLIENTS;
@@ -24,17 +24,17 @@ use crate::words::{AUTHORITY_SECRET, CONTROL, GATEWAY_PART, ROOTS_CONFIG_MAP};
 /// The extent of a removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RemovalExtent {
-    /// Running components only. Users' objects and their kinds stay, as does the authority, so that a new
-    /// installation trusts the same sidecars.
-    Running,
-    /// Everything, with all objects of our kinds.
+    /// Only the components that run, with their permissions. Users' objects and their kinds stay, as does the
+    /// authority, so that a new installation trusts the same sidecars.
+    Components,
+    /// The whole installation, with all objects of our kinds.
     Everything,
 }
 
 /// Returns the objects to remove, in this order: the webhook first, so that pods can be created at any time.
 #[must_use]
 pub fn objects_to_remove(options: &InstallOptions, extent: RemovalExtent) -> Vec<Value> {
-    let namespaced = |kind: &str, name: &str| {
+    let namespaced_object = |kind: &str, name: &str| {
         json!({
             "apiVersion": "v1",
             "kind": kind,
@@ -53,12 +53,12 @@ pub fn objects_to_remove(options: &InstallOptions, extent: RemovalExtent) -> Vec
         };
         by_rank.entry(rank).or_default().push(manifest);
     }
-    let last_objects = by_rank.entry(2).or_default();
-    last_objects.push(namespaced("Secret", WEBHOOK_SECRET));
-    last_objects.push(namespaced("ConfigMap", ROOTS_CONFIG_MAP));
-    last_objects.push(lease_reference(&options.namespace));
+    let component_objects = by_rank.entry(2).or_default();
+    component_objects.push(namespaced_object("Secret", WEBHOOK_SECRET));
+    component_objects.push(namespaced_object("ConfigMap", ROOTS_CONFIG_MAP));
+    component_objects.push(lease_reference(&options.namespace));
     if extent == RemovalExtent::Everything {
-        last_objects.push(namespaced("Secret", AUTHORITY_SECRET));
+        component_objects.push(namespaced_object("Secret", AUTHORITY_SECRET));
         by_rank.entry(3).or_default().extend(FORMER_PLURALS.iter().map(|plural| {
             json!({
                 "apiVersion": "apiextensions.k8s.io/v1",
@@ -84,7 +84,7 @@ pub fn lease_reference(namespace: &str) -> Value {
 ///
 /// # Errors
 /// When the API server rejects a call; the objects before it are removed.
-pub async fn remove(
+pub async fn remove_objects(
     client: &Client,
     removals: &[Value],
     mut report: impl FnMut(InstallStep),
@@ -107,13 +107,13 @@ pub async fn remove(
             Err(error) if error.status_code() == Some(NOT_FOUND) => "does not exist",
             Err(error) => return Err(InstallError::from_api_error("remove", &object, error)),
         };
-        report(InstallStep { object, done: result });
+        report(InstallStep { object, result });
     }
     Ok(())
 }
 
-/// Removes the objects of gateways in every namespace, which would run on unmanaged. Call this when no control
-/// plane is left that would recreate them.
+/// Removes the objects of gateways in every namespace, which would otherwise keep running unmanaged. Call this
+/// when no control plane is left that would recreate them.
 ///
 /// # Errors
 /// When the API server rejects a call; the objects before it are removed.
@@ -128,9 +128,9 @@ pub async fn remove_gateways(
         ("v1", "ServiceAccount"),
     ] {
         let api = api_for_all(client, &json!({"apiVersion": version, "kind": kind}))?;
-        let selection = ListParams::default().labels(GATEWAY_PART);
-        let listed = api.list(&selection).await;
-        for object in listed.map_err(|error| InstallError::from_api_error("list", kind, error))? {
+        let parameters = ListParams::default().labels(GATEWAY_PART);
+        let objects = api.list(&parameters).await;
+        for object in objects.map_err(|error| InstallError::from_api_error("list", kind, error))? {
             let is_owned = |owner: &OwnerReference| owner.kind == "Gateway";
             if !object.owner_references().iter().any(is_owned) {
                 continue;
@@ -138,7 +138,7 @@ pub async fn remove_gateways(
             let (name, namespace) = (object.name_any(), object.namespace());
             let metadata = json!({"name": name, "namespace": namespace});
             let manifest = json!({"apiVersion": version, "kind": kind, "metadata": metadata});
-            remove(client, &[manifest], &mut report).await?;
+            remove_objects(client, &[manifest], &mut report).await?;
         }
     }
     Ok(())
@@ -157,18 +157,18 @@ pub async fn withdraw_permissions(
     for kind in ["RoleBinding", "Role"] {
         let kind_reference = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind});
         let api = api_for_all(client, &kind_reference)?;
-        let selection = ListParams::default()
+        let parameters = ListParams::default()
             .labels(&format!("{PART_OF_LABEL}={PART_OF}"))
-            .fields(&format!("metadata.name={ACCESS_CERTS}"));
-        let listed = api.list(&selection).await;
-        for object in listed.map_err(|error| InstallError::from_api_error("list", kind, error))? {
+            .fields(&format!("metadata.name={ACCESS_CERTS_ROLE}"));
+        let objects = api.list(&parameters).await;
+        for object in objects.map_err(|error| InstallError::from_api_error("list", kind, error))? {
             let namespace = object.namespace().unwrap_or_default();
             if retained.iter().any(|excluded| excluded.as_str() == namespace) {
                 continue;
             }
             let mut manifest = kind_reference.clone();
-            manifest["metadata"] = json!({"name": ACCESS_CERTS, "namespace": namespace});
-            remove(client, &[manifest], &mut report).await?;
+            manifest["metadata"] = json!({"name": ACCESS_CERTS_ROLE, "namespace": namespace});
+            remove_objects(client, &[manifest], &mut report).await?;
         }
     }
     Ok(())
@@ -186,7 +186,7 @@ pub async fn withdraw_gateways(
         let manifest = json!({
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": kind,
-            "metadata": {"name": GATEWAYS},
+            "metadata": {"name": GATEWAYS_ROLE},
         });
         remove_if_installed(client, manifest, &mut report).await?;
     }
@@ -207,20 +207,21 @@ pub async fn withdraw_cni(
     // namespace last.
     for manifest in cni::cni_objects(options, &NodeNetwork::default()).into_iter().rev() {
         let is_daemon_set = manifest["kind"] == "DaemonSet";
-        let mut last = None;
+        let mut last_step = None;
         let mut report = |step: InstallStep| {
-            last = Some(step.clone());
+            last_step = Some(step.clone());
             report(step);
         };
         remove_if_installed(client, manifest, &mut report).await?;
-        if let Some(step) = last.filter(|step| is_daemon_set && step.done == BEING_REMOVED) {
+        if let Some(step) = last_step.filter(|step| is_daemon_set && step.result == BEING_REMOVED) {
             return Err(remaining_agents_error(&step));
         }
     }
     Ok(())
 }
 
-/// Reports that node agents still run and need their permissions: the rest cannot be removed yet.
+/// Returns the error that node agents still run and need their permissions, so that the rest cannot be removed
+/// yet.
 fn remaining_agents_error(step: &InstallStep) -> InstallError {
     InstallError::TimedOut {
         operation: "the removal of the agents of nodes",
@@ -269,11 +270,11 @@ async fn remove_if_installed(
     let ApiTarget { object, name, api } = ApiTarget::from_manifest(client, &manifest)?;
     let existing = api.get_opt(&name).await;
     let existing = existing.map_err(|error| InstallError::from_api_error("get", &object, error))?;
-    let is_ours = |object: &DynamicObject| {
+    let belongs_to_leno = |object: &DynamicObject| {
         object.labels().get(PART_OF_LABEL).is_some_and(|part| part == PART_OF)
     };
-    if existing.as_ref().is_some_and(is_ours) {
-        remove(client, &[manifest], report).await?;
+    if existing.as_ref().is_some_and(belongs_to_leno) {
+        remove_objects(client, &[manifest], report).await?;
     }
     Ok(())
 }
@@ -310,12 +311,15 @@ async fn wait_until_deleted(
     Ok(BEING_REMOVED)
 }
 
+/// The result for an object that still exists after the last check.
 const BEING_REMOVED: &str = "is being removed";
 
-/// The kinds of earlier versions that this version does not have.
+/// The plurals of the kinds of earlier versions that this version does not have.
 const FORMER_PLURALS: &[&str] = &["workloads"];
 const NOT_FOUND: u16 = 404;
+/// The interval between checks for a deleted object.
 const DELETION_POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// The maximum number of these checks: one minute.
 const MAX_DELETION_POLLS: u32 = 120;
 
 #[cfg(test)]
@@ -325,7 +329,7 @@ mod tests {
     #[test]
     fn an_error_names_the_remaining_agents() {
         let step =
-            InstallStep { object: "DaemonSet leno-cni/leno-cni".to_owned(), done: BEING_REMOVED };
+            InstallStep { object: "DaemonSet leno-cni/leno-cni".to_owned(), result: BEING_REMOVED };
         let error = remaining_agents_error(&step).to_string();
         assert!(
             error.contains("did not complete within 60s: pods of DaemonSet leno-cni/leno-cni"),

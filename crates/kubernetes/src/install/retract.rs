@@ -16,7 +16,7 @@ use super::{InstallError, InstallStep, pod_selector};
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::gateway::GATEWAY_KINDS;
 use crate::source::{DiscoveredKind, find_version};
-use crate::status::{StatusForm, is_ours};
+use crate::status::{StatusForm, is_own_entry};
 use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER};
 
 /// Retracts the claims in the statuses of all objects that the mesh read: that they are in force, and that
@@ -53,7 +53,7 @@ async fn retract_all(
     let mut retraction = Retraction { client, claims, failures: RejectedCalls::default() };
     // GatewayClasses come first: they identify our gateways.
     for kind in GATEWAY_KINDS.into_iter().chain(served_kinds()) {
-        if retraction.claims.absent.affects_form(StatusForm::for_kind(kind))
+        if retraction.claims.absent_part.affects_form(StatusForm::for_kind(kind))
             && let Err(error) = retraction.retract_kind(kind, report).await
         {
             retraction.failures.add(InstallError::from_api_error("list", kind.kind, error));
@@ -77,10 +77,10 @@ pub async fn wait_for_control_planes(
         .iter()
         .map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()))
         .collect();
-    let selection = ListParams::default().labels(&labels.join(","));
+    let parameters = ListParams::default().labels(&labels.join(","));
     for _ in 0..MAX_POD_POLLS {
-        let remaining = api.list(&selection).await;
-        if remaining
+        let control_plane_pods = api.list(&parameters).await;
+        if control_plane_pods
             .map_err(|error| InstallError::from_api_error("list", "Pod", error))?
             .items
             .is_empty()
@@ -90,7 +90,7 @@ pub async fn wait_for_control_planes(
         sleep(POD_POLL_INTERVAL).await;
     }
     let object = format!("Pods of Deployment {namespace}/{CONTROL}");
-    report(InstallStep { object, done: "still exist, without permissions" });
+    report(InstallStep { object, result: "still exist, without permissions" });
     Ok(())
 }
 
@@ -102,20 +102,20 @@ enum AbsentPart {
 }
 
 impl AbsentPart {
-    /// Returns true if it affects statuses of this form.
+    /// Returns true if the absence of the part affects statuses of this form.
     fn affects_form(self, form: StatusForm) -> bool {
         match self {
-            Self::Mesh => form != StatusForm::Nothing,
+            Self::Mesh => form != StatusForm::NoStatus,
             Self::Gateways => {
                 matches!(form, StatusForm::Class | StatusForm::Gateway | StatusForm::Parents)
             }
         }
     }
 
-    /// Returns true if an entry in `status.parents` claims an effect of it.
+    /// Returns true if an entry in `status.parents` claims an effect of the part.
     fn has_claim(self, entry: &Value) -> bool {
         match self {
-            Self::Mesh => is_ours(entry),
+            Self::Mesh => is_own_entry(entry),
             Self::Gateways => entry.get("controllerName") == our_controller().as_ref(),
         }
     }
@@ -130,16 +130,16 @@ impl AbsentPart {
 
 /// The claims to retract.
 struct StatusClaims {
-    absent: AbsentPart,
+    absent_part: AbsentPart,
     now: Value,
     /// The names of our GatewayClasses.
     classes: BTreeSet<String>,
 }
 
 impl StatusClaims {
-    fn new(absent: AbsentPart, classes: BTreeSet<String>) -> Self {
+    fn new(absent_part: AbsentPart, classes: BTreeSet<String>) -> Self {
         let now = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
-        Self { absent, now, classes }
+        Self { absent_part, now, classes }
     }
 }
 
@@ -160,13 +160,13 @@ impl Retraction<'_> {
             return Ok(());
         };
         let (api, resource) = *served;
-        let listed = match api.list(&ListParams::default()).await {
-            Ok(listed) => listed,
+        let objects = match api.list(&ListParams::default()).await {
+            Ok(objects) => objects,
             // The kind itself is being removed.
             Err(error) if error.status_code() == Some(404) => return Ok(()),
             Err(error) => return Err(error),
         };
-        for object in listed {
+        for object in objects {
             let name = object.name_any();
             if form == StatusForm::Class {
                 match object.data.pointer("/spec/controllerName") == our_controller().as_ref() {
@@ -180,7 +180,7 @@ impl Retraction<'_> {
             };
             match self.retract_status(form, object, &resource).await {
                 Ok(true) => {
-                    report(InstallStep { object: object_text, done: "status is withdrawn" })
+                    report(InstallStep { object: object_text, result: "status is withdrawn" })
                 }
                 Ok(false) => {}
                 Err(error) => {
@@ -230,32 +230,33 @@ impl Retraction<'_> {
     }
 }
 
-/// The rejected calls, the first of them in full.
+/// The rejected calls: the first few with their errors, the others counted.
 #[derive(Default)]
 struct RejectedCalls {
-    first: Vec<InstallError>,
-    omitted: usize,
+    reported_errors: Vec<InstallError>,
+    omitted_count: usize,
 }
 
 impl RejectedCalls {
     fn add(&mut self, error: InstallError) {
-        match self.first.len() < MAX_FAILURES_SHOWN {
-            true => self.first.push(error),
-            false => self.omitted += 1,
+        match self.reported_errors.len() < MAX_REPORTED_ERRORS {
+            true => self.reported_errors.push(error),
+            false => self.omitted_count += 1,
         }
     }
 
     fn into_result(mut self) -> Result<(), InstallError> {
-        match (self.first.len(), self.first.pop()) {
+        match (self.reported_errors.len(), self.reported_errors.pop()) {
             (_, None) => Ok(()),
             (1, Some(only)) => Err(only),
             (_, Some(last)) => {
-                self.first.push(last);
-                let suffix = match self.omitted {
+                self.reported_errors.push(last);
+                let suffix = match self.omitted_count {
                     0 => String::new(),
                     count => format!("; and {count} more"),
                 };
-                let messages: Vec<String> = self.first.iter().map(ToString::to_string).collect();
+                let messages: Vec<String> =
+                    self.reported_errors.iter().map(ToString::to_string).collect();
                 Err(InstallError::Several(messages.join("; ") + &suffix))
             }
         }
@@ -269,50 +270,50 @@ fn retracted_status(
     claims: &StatusClaims,
 ) -> Option<Value> {
     let classes = &claims.classes;
-    let before = object.data.get("status")?;
+    let current_status = object.data.get("status")?;
     let text = |path: &str| object.data.pointer(path).and_then(Value::as_str);
     let conditions = |status: &Value| retract_conditions(status.get("conditions"), claims);
-    let mut after = before.clone();
+    let mut retracted = current_status.clone();
     match form {
         StatusForm::Parents => {
-            let other_entries = before.get("parents").and_then(Value::as_array)?.iter();
+            let other_entries = current_status.get("parents").and_then(Value::as_array)?.iter();
             let other_entries: Vec<&Value> =
-                other_entries.filter(|entry| !claims.absent.has_claim(entry)).collect();
-            after["parents"] = json!(other_entries);
+                other_entries.filter(|entry| !claims.absent_part.has_claim(entry)).collect();
+            retracted["parents"] = json!(other_entries);
         }
         StatusForm::Class if classes.contains(&object.name_any()) => {
-            after["conditions"] = conditions(before);
+            retracted["conditions"] = conditions(current_status);
         }
         StatusForm::Gateway
             if text("/spec/gatewayClassName").is_some_and(|class| classes.contains(class)) =>
         {
-            after["conditions"] = conditions(before);
-            after["addresses"] = json!([]);
-            let listeners = after.get_mut("listeners").and_then(Value::as_array_mut);
+            retracted["conditions"] = conditions(current_status);
+            retracted["addresses"] = json!([]);
+            let listeners = retracted.get_mut("listeners").and_then(Value::as_array_mut);
             for listener in listeners.into_iter().flatten() {
                 let conditions = conditions(listener);
                 listener["conditions"] = conditions;
             }
         }
-        StatusForm::Conditions => after["conditions"] = conditions(before),
+        StatusForm::Conditions => retracted["conditions"] = conditions(current_status),
         // A running OSM uses other reasons.
         StatusForm::Current if text("/status/reason") == Some("in force") => {
-            after = json!({"currentStatus": "pending", "reason": UNINSTALLED_MESSAGE});
+            retracted = json!({"currentStatus": "pending", "reason": UNINSTALLED_MESSAGE});
         }
-        StatusForm::Class | StatusForm::Gateway | StatusForm::Current | StatusForm::Nothing => {}
+        StatusForm::Class | StatusForm::Gateway | StatusForm::Current | StatusForm::NoStatus => {}
     }
-    (after != *before).then_some(after)
+    (retracted != *current_status).then_some(retracted)
 }
 
 /// Returns the conditions, with those of Leno set to `Unknown` and those of other controllers unchanged.
 fn retract_conditions(conditions: Option<&Value>, claims: &StatusClaims) -> Value {
     let mut conditions = conditions.and_then(Value::as_array).cloned().unwrap_or_default();
     for condition in &mut conditions {
-        let is_ours = OWN_CONDITIONS.iter().any(|name| condition["type"] == *name);
-        if is_ours && condition["status"] != "Unknown" {
+        let is_own = OWN_CONDITIONS.iter().any(|name| condition["type"] == *name);
+        if is_own && condition["status"] != "Unknown" {
             condition["status"] = json!("Unknown");
             condition["reason"] = json!("Pending");
-            condition["message"] = json!(claims.absent.condition_message());
+            condition["message"] = json!(claims.absent_part.condition_message());
             condition["lastTransitionTime"] = claims.now.clone();
         }
     }
@@ -326,11 +327,14 @@ fn our_controller() -> Option<Value> {
 /// The types of the conditions that control planes write.
 const OWN_CONDITIONS: &[&str] =
     &["Accepted", "ResolvedRefs", "Programmed", "Enforced", "Conflicted"];
+/// The message of conditions after an uninstallation.
 const UNINSTALLED_MESSAGE: &str = "no control plane of the mesh is installed";
+/// The interval between checks for pods of control planes.
 const POD_POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// The maximum number of these checks: one minute.
 const MAX_POD_POLLS: u32 = 120;
 /// The maximum number of rejected calls that are reported in full.
-const MAX_FAILURES_SHOWN: usize = 10;
+const MAX_REPORTED_ERRORS: usize = 10;
 
 #[cfg(test)]
 mod tests {
@@ -503,7 +507,7 @@ mod tests {
         let check = |form, spec: Value, status: Value, expected: Option<Value>| {
             let object = dynamic_object(json!({"spec": spec, "status": status}));
             let claims = |now: &str| StatusClaims {
-                absent: AbsentPart::Mesh,
+                absent_part: AbsentPart::Mesh,
                 now: json!(now),
                 classes: classes.clone(),
             };

@@ -4,8 +4,8 @@
 use serde_json::{Map, Value, json};
 
 /// Returns the schema of a text.
-pub(super) fn text(bytes_max: u32) -> Value {
-    json!({"type": "string", "maxLength": bytes_max})
+pub(super) fn text(max_bytes: u32) -> Value {
+    json!({"type": "string", "maxLength": max_bytes})
 }
 
 /// Returns the schema of a DNS-1123 label: the name of a service, a namespace or a port.
@@ -55,19 +55,19 @@ pub(super) fn any_value() -> Value {
     json!({"x-kubernetes-preserve-unknown-fields": true})
 }
 
-/// Returns the schema of a list with at most `items_max` elements.
-pub(super) fn list(element: Value, items_max: u32) -> Value {
-    json!({"type": "array", "items": element, "maxItems": items_max})
+/// Returns the schema of a list with at most `max_items` elements.
+pub(super) fn list(element: Value, max_items: u32) -> Value {
+    json!({"type": "array", "items": element, "maxItems": max_items})
 }
 
-/// Returns the schema of a list with 1 to `items_max` elements.
-pub(super) fn non_empty_list(element: Value, items_max: u32) -> Value {
-    with_keyword(list(element, items_max), "minItems", json!(1))
+/// Returns the schema of a list with 1 to `max_items` elements.
+pub(super) fn non_empty_list(element: Value, max_items: u32) -> Value {
+    with_keyword(list(element, max_items), "minItems", json!(1))
 }
 
 /// Returns the schema of a map from names to values.
-pub(super) fn map(value: Value, entries_max: u32) -> Value {
-    json!({"type": "object", "additionalProperties": value, "maxProperties": entries_max})
+pub(super) fn map(value: Value, max_entries: u32) -> Value {
+    json!({"type": "object", "additionalProperties": value, "maxProperties": max_entries})
 }
 
 /// Returns the schema of an object with these fields; `!` after a name marks a required field. The API server

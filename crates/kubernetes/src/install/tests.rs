@@ -296,7 +296,7 @@ fn rules_are_validated_once_and_only_in_namespaces_of_the_mesh() {
         assert_eq!(policies_for(labels), all_policies, "{labels:?}");
     }
     assert_eq!(policies_for(&[("app", "web")]), [""; 0]);
-    let removed = object_names(&objects_to_remove(&test_options(), RemovalExtent::Running));
+    let removed = object_names(&objects_to_remove(&test_options(), RemovalExtent::Components));
     for binding in object_names(&bindings) {
         assert!(removed.contains(&binding), "{binding}");
     }
@@ -344,7 +344,7 @@ fn the_webhook_is_called_only_for_pods_with_injection() {
 
 #[test]
 fn the_webhook_is_removed_first_and_rules_only_with_everything() {
-    let running = object_names(&objects_to_remove(&test_options(), RemovalExtent::Running));
+    let running = object_names(&objects_to_remove(&test_options(), RemovalExtent::Components));
     assert_eq!(running[0], "MutatingWebhookConfiguration sidecar-injector.leno.dev");
     assert_eq!(running[1], "Deployment leno-control");
     assert!(running.contains(&"ConfigMap leno-roots".to_owned()));

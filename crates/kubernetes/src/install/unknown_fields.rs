@@ -9,7 +9,7 @@ use super::kinds;
 fn prune_unknown(value: &mut Value, schema: &Value) {
     match value {
         Value::Object(fields) => {
-            let keeps_unknown = schema[PRESERVE] == true;
+            let keeps_unknown = schema[PRESERVE_KEYWORD] == true;
             let (properties, additional) = (&schema["properties"], &schema["additionalProperties"]);
             fields.retain(|key, value| {
                 // The API server has a separate schema for it.
@@ -185,9 +185,9 @@ fn a_rule_with_a_misspelled_field_is_rejected() {
 fn the_status_has_no_unknown_fields() {
     for definition in kinds::kind_definitions() {
         let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
-        assert!(schema["properties"]["status"][PRESERVE].is_null());
+        assert!(schema["properties"]["status"][PRESERVE_KEYWORD].is_null());
     }
 }
 
-const PRESERVE: &str = "x-kubernetes-preserve-unknown-fields";
+const PRESERVE_KEYWORD: &str = "x-kubernetes-preserve-unknown-fields";
 const UNKNOWN: &str = "unknownField";

@@ -36,8 +36,8 @@ pub(super) fn policy_objects() -> Vec<Value> {
 }
 
 /// Returns true for kinds that clusters before 1.30 lack.
-pub(super) fn is_kind(kind: &str) -> bool {
-    kind == POLICY || kind == BINDING
+pub(super) fn is_policy_kind(kind: &str) -> bool {
+    kind == POLICY_KIND || kind == BINDING_KIND
 }
 
 fn admission_policy(name: &str, checks: &[RuleCheck]) -> Value {
@@ -52,14 +52,14 @@ fn admission_policy(name: &str, checks: &[RuleCheck]) -> Value {
     let validation = |check: &RuleCheck| {
         let RuleCheck { kind, expression, message } = check;
         json!({
-            "expression": format!("object.kind != '{kind}' || {UNCHANGED} || ({expression})"),
+            "expression": format!("object.kind != '{kind}' || {UNCHANGED_EXPRESSION} || ({expression})"),
             "message": message,
             "reason": "Invalid",
         })
     };
     json!({
-        "apiVersion": VERSION,
-        "kind": POLICY,
+        "apiVersion": ADMISSION_VERSION,
+        "kind": POLICY_KIND,
         "metadata": cluster_metadata(name),
         "spec": {
             // Errors that cannot be evaluated here are reported in the status of the object.
@@ -81,8 +81,8 @@ fn policy_bindings(name: &str, action: &str) -> impl Iterator<Item = Value> {
         let mut namespaces = vec![selector_requirement(label, "Exists", &[])];
         namespaces.extend(preceding.map(|label| selector_requirement(label, "DoesNotExist", &[])));
         json!({
-            "apiVersion": VERSION,
-            "kind": BINDING,
+            "apiVersion": ADMISSION_VERSION,
+            "kind": BINDING_KIND,
             "metadata": cluster_metadata(&format!("{name}{suffix}")),
             "spec": {
                 "policyName": name,
@@ -147,8 +147,8 @@ const WARNING_RULES: &[RuleCheck] = &[
 
 /// A CEL expression: objects that were invalid before the policy existed can still be labeled and lose their
 /// finalizers.
-const UNCHANGED: &str = "(oldObject != null && has(object.spec) && has(oldObject.spec) && \
+const UNCHANGED_EXPRESSION: &str = "(oldObject != null && has(object.spec) && has(oldObject.spec) && \
                          object.spec == oldObject.spec)";
-const VERSION: &str = "admissionregistration.k8s.io/v1";
-const POLICY: &str = "ValidatingAdmissionPolicy";
-const BINDING: &str = "ValidatingAdmissionPolicyBinding";
+const ADMISSION_VERSION: &str = "admissionregistration.k8s.io/v1";
+const POLICY_KIND: &str = "ValidatingAdmissionPolicy";
+const BINDING_KIND: &str = "ValidatingAdmissionPolicyBinding";

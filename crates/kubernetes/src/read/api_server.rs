@@ -31,19 +31,22 @@ fn combine_addresses<'a>(
     ports: impl Iterator<Item = i32>,
 ) -> BTreeSet<SocketAddr> {
     let ports = ports.filter_map(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
-    let ports: BTreeSet<u16> = ports.take(MAX_PORTS).collect();
+    let ports: BTreeSet<u16> = ports.take(MAX_API_SERVER_PORTS).collect();
     let addresses = addresses.filter_map(|text| text.parse::<IpAddr>().ok());
     let addresses = addresses.map(|address| address.to_canonical());
-    let usable = addresses.filter(|address| !AddressClass::is_own_or_special(*address));
-    let usable: BTreeSet<IpAddr> = usable.take(MAX_ADDRESSES).collect();
-    let pairs = usable.iter().flat_map(|address| ports.iter().map(move |port| (*address, *port)));
+    let usable_addresses = addresses.filter(|address| !AddressClass::is_own_or_special(*address));
+    let usable_addresses: BTreeSet<IpAddr> =
+        usable_addresses.take(MAX_API_SERVER_ADDRESSES).collect();
+    let pairs =
+        usable_addresses.iter().flat_map(|address| ports.iter().map(move |port| (*address, *port)));
     pairs.map(SocketAddr::from).collect()
 }
 
-/// Every sidecar receives all of them; clusters have fewer than ten API servers.
-const MAX_ADDRESSES: usize = 32;
-/// The API server has one port.
-const MAX_PORTS: usize = 4;
+/// The maximum number of addresses. Every sidecar receives all of them; clusters have fewer than ten API
+/// servers.
+const MAX_API_SERVER_ADDRESSES: usize = 32;
+/// The maximum number of ports: the API server has one.
+const MAX_API_SERVER_PORTS: usize = 4;
 
 #[cfg(test)]
 mod tests {
@@ -83,6 +86,6 @@ mod tests {
             (0..200).map(|number| json!({"addresses": [format!("192.0.2.{number}")]})).collect();
         let slice = json!({"addressType": "IPv4", "ports": [{"port": 6443}], "endpoints": many});
         let addresses = endpoint_addresses(&serde_json::from_value(slice).unwrap());
-        assert_eq!(addresses.len(), MAX_ADDRESSES);
+        assert_eq!(addresses.len(), MAX_API_SERVER_ADDRESSES);
     }
 }

@@ -26,7 +26,7 @@ pub(crate) fn read_custom(
     mut object: DynamicObject,
 ) -> Option<CustomResource> {
     let mut spec = object.data.get_mut("spec").map_or(Value::Null, Value::take);
-    let unreduced = (kind.kind == GRANT).then(|| spec.clone());
+    let full_spec = (kind.kind == GRANT_KIND).then(|| spec.clone());
     if !retain_mesh_parts(kind.group, kind.kind, &mut spec) {
         return None;
     }
@@ -34,7 +34,7 @@ pub(crate) fn read_custom(
         "MeshConfig" => spec.as_object().map(|spec| spec.keys().cloned().collect()),
         _ => None,
     };
-    let dropped = dropped_fields(kind, &object, unreduced.as_ref().unwrap_or(&spec));
+    let dropped = dropped_fields(kind, &object, full_spec.as_ref().unwrap_or(&spec));
     // Only the fields that readers check: a cluster adds many that are not the author's.
     let created = creation_time(&object.metadata);
     let mut metadata = json!({"name": object.metadata.name});
@@ -78,7 +78,7 @@ fn dropped_fields(kind: ServedKind, object: &DynamicObject, live: &Value) -> Vec
         return Vec::new();
     }
     let mut spec = applied.get_mut("spec").map_or(Value::Null, Value::take);
-    if kind.kind != GRANT && !retain_mesh_parts(kind.group, kind.kind, &mut spec) {
+    if kind.kind != GRANT_KIND && !retain_mesh_parts(kind.group, kind.kind, &mut spec) {
         return Vec::new();
     }
     let mut metadata = json!({"name": meta.name});
@@ -110,7 +110,7 @@ fn dropped_fields(kind: ServedKind, object: &DynamicObject, live: &Value) -> Vec
 /// references.
 pub(crate) fn incomplete_grant(kind: ServedKind, object: &DynamicObject) -> Option<CustomResource> {
     let dropped = match kind.kind {
-        GRANT => dropped_fields(kind, object, &object.data["spec"]),
+        GRANT_KIND => dropped_fields(kind, object, &object.data["spec"]),
         _ => Vec::new(),
     };
     let (created, specified_fields) = (creation_time(&object.metadata), BTreeSet::new());
@@ -189,15 +189,15 @@ impl SpecComparison {
             is_new
                 && applied
                     .get(key)
-                    .is_some_and(|applied_value| self.is_within(applied_value, value, &field))
+                    .is_some_and(|applied_value| self.is_value_within(applied_value, value, &field))
         };
         live.contains_key(key)
-            || !self.are_within(applied, live, path)
+            || !self.are_fields_within(applied, live, path)
             || live.iter().any(is_suggested)
     }
 
     /// Returns true if the live map contains the known fields of an applied map with the same values.
-    fn are_within(
+    fn are_fields_within(
         &self,
         applied: &Map<String, Value>,
         live: &Map<String, Value>,
@@ -207,20 +207,22 @@ impl SpecComparison {
             let field = append_field(path, key);
             match live.get(key) {
                 _ if self.unknown.contains_key(&field) => true,
-                Some(live_value) => self.is_within(value, live_value, &field),
+                Some(live_value) => self.is_value_within(value, live_value, &field),
                 None => value.is_null(),
             }
         })
     }
 
-    fn is_within(&self, applied: &Value, live: &Value, path: &str) -> bool {
+    fn is_value_within(&self, applied: &Value, live: &Value, path: &str) -> bool {
         match (applied, live) {
-            (Value::Object(applied), Value::Object(live)) => self.are_within(applied, live, path),
+            (Value::Object(applied), Value::Object(live)) => {
+                self.are_fields_within(applied, live, path)
+            }
             (Value::Array(applied), Value::Array(live)) => {
                 let mut pairs = applied.iter().zip(live).enumerate();
                 applied.len() == live.len()
                     && pairs.all(|(index, (applied, live))| {
-                        self.is_within(applied, live, &format!("{path}[{index}]"))
+                        self.is_value_within(applied, live, &format!("{path}[{index}]"))
                     })
             }
             // An API server may write `1` for `1.0`.
@@ -238,7 +240,7 @@ fn append_field(path: &str, key: &str) -> String {
     if key.chars().all(is_plain) { format!("{path}.{key}") } else { format!("{path}[{key:?}]") }
 }
 
-const GRANT: &str = "ReferenceGrant";
+const GRANT_KIND: &str = "ReferenceGrant";
 const OUR_GROUP: &str = "leno.dev";
 /// The annotation in which `kubectl apply` keeps the manifest.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -344,7 +346,7 @@ mod tests {
     fn a_grant_without_a_field_that_was_applied_grants_nothing() {
         let kind = ServedKind {
             group: "gateway.networking.k8s.io",
-            kind: GRANT,
+            kind: GRANT_KIND,
             api_versions: &["gateway.networking.k8s.io/v1"],
         };
         let grant = |name_field: Option<&str>| {
@@ -356,7 +358,7 @@ mod tests {
                 to[field] = json!("shop-cert");
             }
             json!({
-                "apiVersion": kind.api_versions[0], "kind": GRANT,
+                "apiVersion": kind.api_versions[0], "kind": GRANT_KIND,
                 "metadata": {"name": "cert", "namespace": "shop"},
                 "spec": {"from": [from], "to": [to]},
             })

@@ -111,7 +111,7 @@ impl ForeignMeshSettings {
     /// Reads the settings of another mesh. Returns `None` for objects with a name that no such mesh uses.
     pub(crate) fn read(object: &DynamicObject) -> Option<Self> {
         let name = object.metadata.name.as_deref().unwrap_or_default();
-        if !NAMES.contains(&name) {
+        if !SETTINGS_NAMES.contains(&name) {
             return None;
         }
         let mut reader = ForeignReader { object, warnings: Vec::new() };
@@ -125,7 +125,7 @@ impl ForeignMeshSettings {
             included_ranges: reader.read_ranges("outboundIPRangeInclusionList"),
             interfaces: reader.read_interfaces("networkInterfaceExclusionList"),
         };
-        let ingress_gateway = reader.ingress_gateway();
+        let ingress_gateway = reader.read_ingress_gateway();
         for (field, hint) in UNSUPPORTED_FIELDS {
             let pointer = format!("/{}", field.replace('.', "/"));
             if object.data.pointer(&pointer).is_some_and(enables_something) {
@@ -149,22 +149,22 @@ impl ForeignMeshSettings {
     }
 }
 
-/// The request is invalid: a warning names the field.
+/// An invalid request for a certificate. A warning names the invalid field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InvalidCertificateRequest;
 
 /// A certificate for an ingress controller, as requested by another mesh's settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct IngressGateway {
-    /// Its subject names.
+    /// The subject names of the certificate.
     pub(crate) names: Vec<Name>,
-    /// Its lifetime.
+    /// The lifetime of the certificate.
     pub(crate) lifetime: Duration,
-    /// The Secret that holds it.
+    /// The Secret that holds the certificate.
     pub(crate) secret: SecretName,
 }
 
-/// An object during reading.
+/// Reads the settings object of another mesh and collects warnings.
 struct ForeignReader<'a> {
     object: &'a DynamicObject,
     warnings: Vec<Warning>,
@@ -184,12 +184,16 @@ impl ForeignReader<'_> {
     }
 
     /// Returns the valid elements of a list under `spec.traffic`, and warns about the others.
-    fn read_list<T: Ord>(&mut self, key: &str, read: impl Fn(&Value) -> Option<T>) -> BTreeSet<T> {
+    fn read_list<T: Ord>(
+        &mut self,
+        key: &str,
+        read_element: impl Fn(&Value) -> Option<T>,
+    ) -> BTreeSet<T> {
         let list = self.object.data.pointer(&format!("/spec/traffic/{key}"));
         let elements = list.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         let mut elements_read = BTreeSet::new();
         for (index, element) in elements.iter().enumerate() {
-            match read(element) {
+            match read_element(element) {
                 Some(element) => drop(elements_read.insert(element)),
                 None => self.warn_unsupported(
                     &format!("spec.traffic.{key}[{index}]"),
@@ -201,7 +205,9 @@ impl ForeignReader<'_> {
     }
 
     /// Reads the certificate request. If a field is invalid, rejects it as a whole with a warning.
-    fn ingress_gateway(&mut self) -> Option<Result<IngressGateway, InvalidCertificateRequest>> {
+    fn read_ingress_gateway(
+        &mut self,
+    ) -> Option<Result<IngressGateway, InvalidCertificateRequest>> {
         let request = self.object.data.pointer("/spec/certificate/ingressGateway");
         let request = request.filter(|request| enables_something(request))?;
         let text = |pointer: &str| request.pointer(pointer).and_then(Value::as_str);
@@ -254,19 +260,19 @@ impl ForeignReader<'_> {
 fn parse_lifetime(text: &str) -> Option<Duration> {
     let (mut unparsed, mut total) = (text, Duration::ZERO);
     while !unparsed.is_empty() {
-        let digits = unparsed.find(|c: char| !c.is_ascii_digit())?;
-        let (number, unit) = unparsed.split_at_checked(digits)?;
-        let number: u32 = number.parse().ok()?;
+        let digit_count = unparsed.find(|c: char| !c.is_ascii_digit())?;
+        let (amount, unit) = unparsed.split_at_checked(digit_count)?;
+        let amount: u32 = amount.parse().ok()?;
         let unit_length = unit.find(|c: char| c.is_ascii_digit()).unwrap_or(unit.len());
-        let (unit, remaining) = unit.split_at_checked(unit_length)?;
+        let (unit, unparsed_rest) = unit.split_at_checked(unit_length)?;
         let unit = match unit {
             "h" => Duration::from_secs(3600),
             "m" => Duration::from_secs(60),
             "s" => Duration::from_secs(1),
             _ => return None,
         };
-        total = total.checked_add(unit.checked_mul(number)?)?;
-        unparsed = remaining;
+        total = total.checked_add(unit.checked_mul(amount)?)?;
+        unparsed = unparsed_rest;
     }
     (MIN_INGRESS_LIFETIME..=MAX_LEAF_LIFETIME).contains(&total).then_some(total)
 }
@@ -284,12 +290,13 @@ pub fn enables_something(value: &Value) -> bool {
     }
 }
 
-/// Kubelets update a Secret in pods after a minute or two, when a third of its lifetime has to remain.
+/// The minimum lifetime of a requested certificate: kubelets update a Secret in pods after a minute or two,
+/// when a third of its lifetime has to remain.
 const MIN_INGRESS_LIFETIME: Duration = Duration::from_secs(600);
 /// The maximum number of names in one certificate.
 const MAX_INGRESS_NAMES: usize = 16;
 /// The names of those meshes' settings.
-const NAMES: [&str; 2] = ["osm-mesh-config", "fsm-mesh-config"];
+const SETTINGS_NAMES: [&str; 2] = ["osm-mesh-config", "fsm-mesh-config"];
 
 #[cfg(test)]
 mod tests {

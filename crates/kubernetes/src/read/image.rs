@@ -7,13 +7,13 @@ use super::field_location;
 use crate::words::{PREFIXES, SIDECAR_IMAGE};
 
 /// Returns warnings about the `sidecar-image` annotations of other meshes on a pod or namespace.
-pub(super) fn foreign_images(meta: &ObjectMeta, kind: &str) -> Vec<Warning> {
+pub(super) fn foreign_image_warnings(meta: &ObjectMeta, kind: &str) -> Vec<Warning> {
     let keys = PREFIXES.map(|prefix| format!("{prefix}/sidecar-image")).into_iter();
     let foreign_keys = keys.filter(|key| key != SIDECAR_IMAGE);
     let annotations = meta.annotations.as_ref();
-    let present = foreign_keys
+    let present_keys = foreign_keys
         .filter(|key| annotations.is_some_and(|annotations| annotations.contains_key(key)));
-    let warnings = present.map(|key| Warning {
+    let warnings = present_keys.map(|key| Warning {
         at: field_location(meta, kind, &format!("metadata.annotations[{key:?}]")),
         problem: "is ignored: it names an image of another mesh".to_owned(),
         hint: format!("remove it; an image of Leno is named by {SIDECAR_IMAGE}"),
@@ -31,7 +31,10 @@ mod tests {
             let annotations = Some([(key.to_owned(), "x".to_owned())].into());
             let name = Some("shop".to_owned());
             let meta = ObjectMeta { name, annotations, ..ObjectMeta::default() };
-            foreign_images(&meta, "Namespace").iter().map(ToString::to_string).collect::<Vec<_>>()
+            foreign_image_warnings(&meta, "Namespace")
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
         };
         assert_eq!(
             warnings_for("flomesh.io/sidecar-image"),

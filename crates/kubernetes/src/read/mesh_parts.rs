@@ -27,7 +27,7 @@ fn retain_service_parents(spec: &mut Value) -> bool {
 /// Reduces a ReferenceGrant: grants also exist for Secrets of gateways, and for routes that are not supported.
 fn retain_mesh_grants(spec: &mut Value) -> bool {
     let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
-    let from = retain_elements(spec, "from", |from| {
+    let has_sources = retain_elements(spec, "from", |from| {
         let (group, kind) = (text(from, "group"), text(from, "kind"));
         match group.as_deref() {
             Some(GATEWAY) => {
@@ -38,11 +38,11 @@ fn retain_mesh_grants(spec: &mut Value) -> bool {
             _ => false,
         }
     });
-    let to = retain_elements(spec, "to", |to| {
+    let has_targets = retain_elements(spec, "to", |to| {
         let (group, kind) = (text(to, "group"), text(to, "kind"));
         matches!(group.as_deref(), None | Some("" | "core")) && kind.as_deref() == Some("Service")
     });
-    from && to
+    has_sources && has_targets
 }
 
 /// Retains the matching elements of a list; returns true if any is left.

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use leno_registry::Warning;
 
 use super::AdmissionReading;
-use super::image::foreign_images;
+use super::image::foreign_image_warnings;
 use super::sidecar_settings::SidecarSettings;
 use super::unknown_annotations::unknown_annotations;
 
@@ -25,9 +25,12 @@ pub fn read_namespace(namespace: &Namespace) -> NamespaceReading {
     let meta = &namespace.metadata;
     NamespaceReading {
         admission: AdmissionReading::from_annotations(meta, "Namespace"),
-        warnings: [foreign_images(meta, "Namespace"), unknown_annotations(meta, "Namespace")]
-            .concat(),
-        sidecar_settings: SidecarSettings::of_namespace(meta),
+        warnings: [
+            foreign_image_warnings(meta, "Namespace"),
+            unknown_annotations(meta, "Namespace"),
+        ]
+        .concat(),
+        sidecar_settings: SidecarSettings::from_namespace(meta),
     }
 }
 

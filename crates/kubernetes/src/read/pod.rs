@@ -12,7 +12,7 @@ use leno_model::{
 };
 use leno_registry::{NODE_NETWORK_LABEL, RejectedDocument, Warning};
 
-use super::image::foreign_images;
+use super::image::foreign_image_warnings;
 use super::sidecar_settings::SidecarSettings;
 use super::unknown_annotations::unknown_annotations;
 use super::{
@@ -30,7 +30,7 @@ pub struct MeshPod {
     pub workload: Workload,
     /// The admission annotations, which are not in the workload yet.
     pub admission: AdmissionReading,
-    /// The name of its node.
+    /// The name of the node on which the pod runs.
     pub node: Option<String>,
     /// Warnings about annotations without effect.
     pub warnings: Vec<Warning>,
@@ -45,7 +45,7 @@ pub struct MeshPod {
 pub fn read_pod(pod: &Pod) -> Result<Option<MeshPod>, Box<RejectedDocument>> {
     let Some(spec) = &pod.spec else { return Ok(None) };
     if is_meshed(pod, spec) {
-        return read(pod, spec);
+        return convert_pod(pod, spec);
     }
     // A pod in the host network cannot have a sidecar, so a floor that requires one does not apply.
     let unmeshed_settings = |sidecar_settings: SidecarSettings| match spec.host_network {
@@ -53,7 +53,7 @@ pub fn read_pod(pod: &Pod) -> Result<Option<MeshPod>, Box<RejectedDocument>> {
         Some(false) | None => SidecarSettings { images: BTreeSet::new(), ..sidecar_settings },
     };
     // Unmeshed pods cause no warnings.
-    let unmeshed = read(pod, spec).unwrap_or_default().map(|member| MeshPod {
+    let unmeshed = convert_pod(pod, spec).unwrap_or_default().map(|member| MeshPod {
         workload: Workload { sidecar: false, ..member.workload },
         admission: AdmissionReading::NONE,
         node: member.node,
@@ -84,7 +84,7 @@ fn parse_address(text: &str) -> Option<IpAddr> {
 }
 
 /// Converts a pod as if it had a sidecar.
-fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<MeshPod>, Box<RejectedDocument>> {
+fn convert_pod(pod: &Pod, spec: &PodSpec) -> Result<Option<MeshPod>, Box<RejectedDocument>> {
     let meta = &pod.metadata;
     let Some(status) = &pod.status else { return Ok(None) };
     if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
@@ -107,7 +107,7 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<MeshPod>, Box<RejectedDocume
     };
     let namespace = parse_name(meta.namespace.as_deref(), "metadata.namespace")?;
     let account = spec.service_account_name.as_deref().filter(|text| !text.is_empty());
-    let account = parse_name(Some(account.unwrap_or(ACCOUNT_DEFAULT)), "spec.serviceAccountName")?;
+    let account = parse_name(Some(account.unwrap_or(DEFAULT_ACCOUNT)), "spec.serviceAccountName")?;
     if namespace.as_str() == SYSTEM_NAMESPACE && account.as_str() == CONTROL {
         // Every sidecar would accept this account as the control plane.
         let problem = format!("{SYSTEM_NAMESPACE}/{CONTROL} is the account of the control plane");
@@ -142,10 +142,10 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<MeshPod>, Box<RejectedDocume
     };
     let node = spec.node_name.clone();
     let annotation_warnings =
-        foreign_images(meta, "Pod").into_iter().chain(unknown_annotations(meta, "Pod"));
+        foreign_image_warnings(meta, "Pod").into_iter().chain(unknown_annotations(meta, "Pod"));
     let warnings = weight_warning.into_iter().chain(annotation_warnings).collect();
     let (admission, sidecar_settings) =
-        (AdmissionReading::from_annotations(meta, "Pod"), SidecarSettings::of_pod(pod));
+        (AdmissionReading::from_annotations(meta, "Pod"), SidecarSettings::from_pod(pod));
     Ok(Some(MeshPod { workload, admission, node, warnings, sidecar_settings }))
 }
 
@@ -242,7 +242,7 @@ fn declared_ports(spec: &PodSpec) -> Vec<WorkloadPort> {
 }
 
 /// The default service account of pods.
-const ACCOUNT_DEFAULT: &str = "default";
+const DEFAULT_ACCOUNT: &str = "default";
 
 #[cfg(test)]
 mod tests;

@@ -29,7 +29,7 @@ pub struct SidecarSettings {
 
 impl SidecarSettings {
     /// Reads the settings of a pod.
-    pub(super) fn of_pod(pod: &Pod) -> Self {
+    pub(super) fn from_pod(pod: &Pod) -> Self {
         let spec = pod.spec.as_ref();
         let containers = spec
             .into_iter()
@@ -40,7 +40,7 @@ impl SidecarSettings {
         let own_containers: Vec<&Container> = containers.filter(is_own).collect();
         let images = own_containers.iter().filter_map(|container| container.image.clone());
         Self {
-            opt_out: opt_out(&pod.metadata),
+            opt_out: find_opt_out(&pod.metadata),
             has_sidecar: own_containers.iter().any(|container| container.name == PROXY_CONTAINER),
             images: images.collect(),
             ..Self::from_annotations(&pod.metadata)
@@ -48,7 +48,7 @@ impl SidecarSettings {
     }
 
     /// Reads the settings of a namespace.
-    pub(super) fn of_namespace(meta: &ObjectMeta) -> Self {
+    pub(super) fn from_namespace(meta: &ObjectMeta) -> Self {
         let (labels, annotations) = (meta.labels.as_ref(), meta.annotations.as_ref());
         let monitored = MEMBERSHIPS.iter().filter(|label| **label != INJECTION);
         let is_monitored = monitored
@@ -84,7 +84,7 @@ impl SidecarSettings {
     }
 }
 
-fn opt_out(meta: &ObjectMeta) -> Option<String> {
+fn find_opt_out(meta: &ObjectMeta) -> Option<String> {
     let labels = meta.labels.iter().flatten().filter(|(key, _)| *key == INJECTION);
     let annotations = meta.annotations.iter().flatten().filter(|(key, _)| {
         *key == INJECTION

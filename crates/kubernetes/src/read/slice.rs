@@ -16,14 +16,14 @@ use super::is_tcp;
 #[must_use]
 pub fn read_endpoints(slice: &EndpointSlice) -> Vec<Workload> {
     let meta = &slice.metadata;
-    let service = meta.labels.as_ref().and_then(|labels| labels.get(SERVICE_NAME));
+    let service = meta.labels.as_ref().and_then(|labels| labels.get(SERVICE_NAME_LABEL));
     let namespace = meta.namespace.as_deref().unwrap_or_default();
     let service = service.and_then(|name| ServiceName::new(namespace, name).ok());
     let (Some(service), Some(slice_name)) = (service, meta.name.as_deref()) else {
         return Vec::new();
     };
     let ports: Vec<WorkloadPort> = slice.ports.iter().flatten().filter_map(read_port).collect();
-    let Ok(account) = Name::new(ACCOUNT) else { return Vec::new() };
+    let Ok(account) = Name::new(PLACEHOLDER_ACCOUNT) else { return Vec::new() };
     let account = ServiceAccount { namespace: service.namespace.clone(), name: account };
     let mut workloads = Vec::new();
     for endpoint in &slice.endpoints {
@@ -82,12 +82,12 @@ fn read_port(port: &EndpointPort) -> Option<WorkloadPort> {
 /// Returns the selector of the endpoints that are listed for a service. No object of the cluster can have such
 /// a label.
 pub(super) fn listed_selector(service: &str) -> BTreeMap<String, String> {
-    BTreeMap::from([(format!("{LISTED_FOR}{service}"), String::new())])
+    BTreeMap::from([(format!("{LISTED_FOR_PREFIX}{service}"), String::new())])
 }
 
 /// Extracts the service name from a key of [`listed_selector`]; returns `None` for other keys.
-pub(crate) fn listed_for(key: &str) -> Option<&str> {
-    key.strip_prefix(LISTED_FOR)
+pub(crate) fn listed_service(key: &str) -> Option<&str> {
+    key.strip_prefix(LISTED_FOR_PREFIX)
 }
 
 /// Returns the name of a port in slices, both for services and endpoints. An unnamed port is the only one of
@@ -97,12 +97,12 @@ pub(super) fn listed_port(name: Option<&Name>) -> Name {
 }
 
 /// The label of a slice with the name of its service.
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
+const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 /// The prefix of label keys, followed by the service name because a workload may be listed for several. Label
 /// keys in a cluster cannot contain spaces.
-const LISTED_FOR: &str = "listed for ";
+const LISTED_FOR_PREFIX: &str = "listed for ";
 /// A placeholder: an unmeshed workload has no identity.
-const ACCOUNT: &str = "default";
+const PLACEHOLDER_ACCOUNT: &str = "default";
 
 #[cfg(test)]
 mod tests {

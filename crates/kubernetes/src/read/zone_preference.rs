@@ -12,9 +12,9 @@ use super::field_location;
 /// The zone preference of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ZonePreference {
-    /// Same zone as the client, as long as it has any endpoint.
+    /// Endpoints in the zone of the client are preferred as long as it has any.
     Zone,
-    /// Same zone as the client, as long as the zone has its share of the endpoints.
+    /// Endpoints in the zone of the client are preferred as long as it has its share of all endpoints.
     Balanced,
 }
 
@@ -31,18 +31,21 @@ pub(crate) fn read_zone_preference(service: &Served) -> (Option<ZonePreference>,
         Some("PreferClose" | "PreferSameZone") => return (Some(ZonePreference::Zone), None),
         Some("PreferSameNode") => {
             let problem = "is treated as PreferSameZone for clients in the mesh";
-            let warning = warn(DISTRIBUTION, problem, "use PreferSameZone");
+            let warning = warn(DISTRIBUTION_FIELD, problem, "use PreferSameZone");
             return (Some(ZonePreference::Zone), Some(warning));
         }
         Some(_) => {
-            let warning =
-                warn(DISTRIBUTION, "is unknown and ignored", "use PreferSameZone, or remove it");
+            let warning = warn(
+                DISTRIBUTION_FIELD,
+                "is unknown and ignored",
+                "use PreferSameZone, or remove it",
+            );
             return (None, Some(warning));
         }
         None => {}
     }
     let annotations = service.metadata.annotations.as_ref();
-    let mode = MODES.iter().find_map(|key| annotations?.get(*key));
+    let mode = MODE_ANNOTATIONS.iter().find_map(|key| annotations?.get(*key));
     match mode.map(|mode| mode.to_ascii_lowercase()).as_deref() {
         Some("auto") => (Some(ZonePreference::Balanced), None),
         _ => (None, None),
@@ -56,11 +59,11 @@ pub(crate) fn preference_rule(
 ) -> Option<TagRoute> {
     let name = preference_name(service)?;
     let origin = RuleOrigin { dialect: TagDialect::TagRoute, name: name.clone(), index: 0 };
-    let present = FieldTest { name: ZONE.to_owned(), test: ValueTest::Present };
-    let set = TagSet::All([(ZONE.to_owned(), TagValue::Callers)].into());
+    let has_zone = FieldTest { name: ZONE_LABEL.to_owned(), test: ValueTest::Present };
+    let set = TagSet::All([(ZONE_LABEL.to_owned(), TagValue::SameAsCaller)].into());
     let rule = CallerRule {
         origin,
-        from: CallerMatch { tags: vec![present], ..CallerMatch::default() },
+        from: CallerMatch { tags: vec![has_zone], ..CallerMatch::default() },
         split: TagSplit {
             targets: vec![TagTarget { weight: 1, set }],
             weights: WeightUnit::Relative,
@@ -70,9 +73,9 @@ pub(crate) fn preference_rule(
             ZonePreference::Balanced => MIN_SHARE_PERCENT,
         },
         min_total: 0,
-        goes_on: true,
+        continues: true,
     };
-    let rules = TagRules { by_caller: vec![rule], ..TagRules::default() };
+    let rules = TagRules { caller_rules: vec![rule], ..TagRules::default() };
     // Rules of users take precedence.
     let created = i64::MAX;
     Some(TagRoute { name, scope: TagScope::Service(service.clone(), None), rules, created })
@@ -80,24 +83,24 @@ pub(crate) fn preference_rule(
 
 /// Returns the name of the zone rule of a service.
 pub(crate) fn preference_name(service: &ServiceName) -> Option<TagRouteName> {
-    let name = Name::new(&format!("{}{SUFFIX}", service.name)).ok()?;
+    let name = Name::new(&format!("{}{RULE_NAME_SUFFIX}", service.name)).ok()?;
     Some(TagRouteName { namespace: service.namespace.clone(), name })
 }
 
 /// Returns the service of a zone rule by the rule's name, or `None` for other names.
 pub(crate) fn service_of_preference(name: &TagRouteName) -> Option<ServiceName> {
-    let service = name.name.as_str().strip_suffix(SUFFIX)?;
+    let service = name.name.as_str().strip_suffix(RULE_NAME_SUFFIX)?;
     ServiceName::new(name.namespace.as_str(), service).ok()
 }
 
 /// The zone label of nodes; workloads inherit it from their node.
-pub(crate) const ZONE: &str = "topology.kubernetes.io/zone";
-const SUFFIX: &str = ".traffic-distribution";
-const DISTRIBUTION: &str = "spec.trafficDistribution";
-/// The annotation, and its former name.
-const MODES: [&str; 2] =
+pub(crate) const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+const RULE_NAME_SUFFIX: &str = ".traffic-distribution";
+const DISTRIBUTION_FIELD: &str = "spec.trafficDistribution";
+/// The annotation with the mode of topology-aware routing, and its former name.
+const MODE_ANNOTATIONS: [&str; 2] =
     ["service.kubernetes.io/topology-mode", "service.kubernetes.io/topology-aware-hints"];
-/// A zone with a smaller share of the endpoints would be overloaded.
+/// The minimum share of the endpoints in a preferred zone: a zone with a smaller one would be overloaded.
 const MIN_SHARE_PERCENT: u32 = 20;
 
 #[cfg(test)]
@@ -150,7 +153,7 @@ mod tests {
         let service = ServiceName::new("shop", "web").unwrap();
         let route = preference_rule(&service, ZonePreference::Balanced).unwrap();
         assert_eq!(route.scope, TagScope::Service(service.clone(), None));
-        assert_eq!(route.rules.by_caller[0].min_percent, 20);
+        assert_eq!(route.rules.caller_rules[0].min_percent, 20);
         assert_eq!(service_of_preference(&route.name), Some(service));
         let other = TagRouteName { name: Name::new("canary").unwrap(), ..route.name };
         assert_eq!(service_of_preference(&other), None);

@@ -16,9 +16,9 @@ use super::status_record::StatusRecord;
 use crate::gateway::{self, ClusterFact, GATEWAY_KINDS};
 use crate::read::{
     AdmissionReading, CustomResource, FOREIGN_CONFIGS, ForeignMeshSettings, MeshPod,
-    NamespaceReading, ServiceReading, ZONE, ZonePreference, endpoint_addresses, incomplete_grant,
-    pod_addresses, read_custom, read_endpoints, read_namespace, read_pod, read_service,
-    read_zone_preference, service_addresses,
+    NamespaceReading, ServiceReading, ZONE_LABEL, ZonePreference, endpoint_addresses,
+    incomplete_grant, pod_addresses, read_custom, read_endpoints, read_namespace, read_pod,
+    read_service, read_zone_preference, service_addresses,
 };
 
 /// A watch event of one kind.
@@ -35,7 +35,7 @@ pub(crate) enum WatchEvent {
     Covered(Arc<BTreeSet<ObjectId>>),
     /// The server does not have the kind.
     Absent,
-    /// The server forbids reading it, with this message.
+    /// The server forbids reading the kind, with this message.
     Forbidden(String),
     /// The server is currently unavailable.
     Unavailable(String),
@@ -56,7 +56,7 @@ pub(crate) struct ConvertedObject {
     pub(crate) item: Option<MeshItem>,
     /// The object for gateways, if it concerns them.
     pub(crate) fact: Option<ClusterFact>,
-    /// The data for its status, if the kind has one that is written.
+    /// The data for the status of the object, if the kind has one that is written.
     pub(crate) record: Option<StatusRecord>,
 }
 
@@ -82,7 +82,7 @@ pub(crate) enum MeshItem {
 pub(crate) struct SelectorService {
     pub(crate) service: Service,
     pub(crate) warnings: Vec<Warning>,
-    /// Its zone preference, if any.
+    /// The zone preference of the service, if any.
     pub(crate) zone_preference: Option<ZonePreference>,
 }
 
@@ -139,19 +139,19 @@ impl ConvertedObject {
 
     /// Converts a node; only its zone is kept.
     pub(crate) fn from_node(node: PartialObjectMeta<Node>) -> Self {
-        let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE).cloned());
+        let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE_LABEL).cloned());
         let item = Some(MeshItem::Node(zone));
         Self { id: ObjectId::from_object(&node), item, fact: None, record: None }
     }
 
     /// Converts the Service of the API server.
-    pub(crate) fn api_server_service(service: ServedService) -> Self {
+    pub(crate) fn from_api_server_service(service: ServedService) -> Self {
         let item = Some(MeshItem::ApiServer(service_addresses(&service)));
         Self { id: ObjectId::from_object(&service), item, fact: None, record: None }
     }
 
     /// Converts the endpoints of the API server.
-    pub(crate) fn api_server_endpoints(slice: EndpointSlice) -> Self {
+    pub(crate) fn from_api_server_endpoints(slice: EndpointSlice) -> Self {
         let item = Some(MeshItem::ApiServer(endpoint_addresses(&slice)));
         Self { id: ObjectId::from_object(&slice), item, fact: None, record: None }
     }
@@ -162,9 +162,9 @@ impl ConvertedObject {
     }
 
     /// Converts a Secret if a gateway refers to it; other Secrets are ignored.
-    pub(crate) fn from_secret(secret: Secret, referenced: &BTreeSet<ObjectId>) -> Self {
+    pub(crate) fn from_secret(secret: Secret, referenced_secrets: &BTreeSet<ObjectId>) -> Self {
         let id = ObjectId::from_object(&secret);
-        let fact = referenced.contains(&id).then(|| gateway::read_certificate(&secret));
+        let fact = referenced_secrets.contains(&id).then(|| gateway::read_certificate(&secret));
         Self { id, item: None, fact, record: None }
     }
 
@@ -174,7 +174,7 @@ impl ConvertedObject {
     }
 
     /// Converts the Service of a gateway.
-    pub(crate) fn gateway_service(service: ServedService) -> Self {
+    pub(crate) fn from_gateway_service(service: ServedService) -> Self {
         let fact = Some(gateway::read_service(&service));
         Self { id: ObjectId::from_object(&service), item: None, fact, record: None }
     }
@@ -198,11 +198,11 @@ impl ConvertedObject {
     ) -> Self {
         let (id, record) =
             (ObjectId::from_object(&object), StatusRecord::from_custom(kind, resource, &object));
-        let incomplete = incomplete_grant(kind, &object).map(MeshItem::Custom);
+        let rejected_grant = incomplete_grant(kind, &object).map(MeshItem::Custom);
         let fact = gateway::read_fact(kind, &resource.api_version, &object);
-        let fact = fact.filter(|_| incomplete.is_none());
-        let item = if incomplete.is_some() {
-            incomplete
+        let fact = fact.filter(|_| rejected_grant.is_none());
+        let item = if rejected_grant.is_some() {
+            rejected_grant
         } else if GATEWAY_KINDS.contains(&kind) {
             None
         } else if FOREIGN_CONFIGS.contains(&kind) {
@@ -212,7 +212,7 @@ impl ConvertedObject {
         };
         // No record for objects that do not concern the mesh and have no status by this mesh.
         let is_relevant = item.is_some() || fact.is_some();
-        let record = record.filter(|record| is_relevant || record.is_ours());
+        let record = record.filter(|record| is_relevant || record.has_own_entry());
         Self { id, item, fact, record }
     }
 }

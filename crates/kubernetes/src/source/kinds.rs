@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::arrivals::PAGE_SIZE;
 use super::event::{ConvertedObject, ObjectId, WatchEvent};
-use crate::api::{ApiError, ObjectApi, resources_of};
+use crate::api::{ApiError, ObjectApi, list_api_resources};
 use crate::words::{API_SERVER, API_SERVER_NAMESPACE, GATEWAY_PART};
 
 /// A watched kind.
@@ -87,11 +87,11 @@ pub(crate) struct KindWatch {
     pub(crate) client: Client,
     pub(crate) watched: WatchedKind,
     /// The index of the kind in events.
-    pub(crate) index: usize,
+    pub(crate) kind_index: usize,
     /// The number of changes of definitions.
     pub(crate) definition_changes: watch::Receiver<u64>,
     /// The Secrets that gateways refer to.
-    pub(crate) secrets: watch::Receiver<Arc<BTreeSet<ObjectId>>>,
+    pub(crate) referenced_secrets: watch::Receiver<Arc<BTreeSet<ObjectId>>>,
     /// The Secrets that the watch covers; `None` for watches of all objects.
     pub(crate) covered_secrets: Option<CoveredSecrets>,
     pub(crate) events: mpsc::Sender<(usize, WatchEvent)>,
@@ -100,7 +100,7 @@ pub(crate) struct KindWatch {
 
 /// The Secrets that a watch covers.
 pub(crate) struct CoveredSecrets {
-    secrets: Arc<BTreeSet<ObjectId>>,
+    referenced_secrets: Arc<BTreeSet<ObjectId>>,
     /// True when all of them have been listed.
     listed: watch::Sender<bool>,
 }
@@ -147,15 +147,25 @@ impl KindWatch {
             }
             WatchedKind::ApiServerService => {
                 let api = ObjectApi::<Service>::for_namespace(client, &API_SERVER_NAMESPACE);
-                self.watch_builtin(api, api_server(), ConvertedObject::api_server_service).await;
+                self.watch_builtin(
+                    api,
+                    api_server_selector(),
+                    ConvertedObject::from_api_server_service,
+                )
+                .await;
             }
             WatchedKind::ApiServerEndpoints => {
                 let api = ObjectApi::<EndpointSlice>::for_namespace(client, &API_SERVER_NAMESPACE);
-                self.watch_builtin(api, api_server(), ConvertedObject::api_server_endpoints).await;
+                self.watch_builtin(
+                    api,
+                    api_server_selector(),
+                    ConvertedObject::from_api_server_endpoints,
+                )
+                .await;
             }
             WatchedKind::Slices => {
                 // Slices of the built-in controller list pods that are watched anyway.
-                let config = Config::default().labels(NOT_OF_PODS).page_size(PAGE_SIZE);
+                let config = Config::default().labels(MANUAL_SLICE_SELECTOR).page_size(PAGE_SIZE);
                 self.watch_all(config, ConvertedObject::from_slice).await;
             }
             WatchedKind::Secrets => {
@@ -167,7 +177,7 @@ impl KindWatch {
             }
             WatchedKind::GatewayServices => {
                 let config = Config::default().labels(GATEWAY_PART).page_size(PAGE_SIZE);
-                self.watch_all(config, ConvertedObject::gateway_service).await;
+                self.watch_all(config, ConvertedObject::from_gateway_service).await;
             }
             WatchedKind::Custom(kind) => {
                 // A dropped receiver ends the task.
@@ -179,48 +189,52 @@ impl KindWatch {
     /// Watches the Secrets that gateways refer to, and keeps no others. Sends no request while there are none.
     async fn watch_secrets(&mut self) -> Result<(), ReceiverDropped> {
         loop {
-            let mut references = self.secrets.clone();
-            let needed = Arc::clone(&references.borrow_and_update());
-            if needed.is_empty() {
-                self.send_event(WatchEvent::Covered(needed)).await?;
-                references.changed().await.map_err(|_| ReceiverDropped)?;
+            let mut secret_references = self.referenced_secrets.clone();
+            let referenced_secrets = Arc::clone(&secret_references.borrow_and_update());
+            if referenced_secrets.is_empty() {
+                self.send_event(WatchEvent::Covered(referenced_secrets)).await?;
+                secret_references.changed().await.map_err(|_| ReceiverDropped)?;
                 continue;
             }
             let (listed, is_listed) = watch::channel(false);
-            self.covered_secrets = Some(CoveredSecrets { secrets: Arc::clone(&needed), listed });
+            self.covered_secrets = Some(CoveredSecrets {
+                referenced_secrets: Arc::clone(&referenced_secrets),
+                listed,
+            });
             let api: ObjectApi<Secret> = ObjectApi::for_all_namespaces(self.client.clone());
             let config = Config::default().fields("type=kubernetes.io/tls").page_size(PAGE_SIZE);
-            let read = |secret| ConvertedObject::from_secret(secret, &needed);
+            let convert = |secret| ConvertedObject::from_secret(secret, &referenced_secrets);
             tokio::select! {
-                end = self.watch_objects(api, config, read) => match end {
+                end = self.watch_objects(api, config, convert) => match end {
                     WatchEnd::ReceiverDropped => return Err(ReceiverDropped),
-                    WatchEnd::Absent => sleep(MIN_PAUSE).await,
+                    WatchEnd::Absent => sleep(MIN_RETRY_DELAY).await,
                 },
                 // Restart: Secrets that are newly referred to were not kept, and others must be dropped.
-                changed = wait_for_other_secrets(&mut references, &needed, is_listed) => changed?,
+                changed = wait_for_other_secrets(&mut secret_references, &referenced_secrets, is_listed) => changed?,
             }
         }
     }
 
     async fn watch_custom(&mut self, kind: ServedKind) -> Result<(), ReceiverDropped> {
-        let mut pause = MIN_PAUSE;
+        let mut retry_delay = MIN_RETRY_DELAY;
         loop {
             match find_version(&self.client, kind).await {
                 Ok(DiscoveredKind::Served(served)) => {
                     let (api, resource) = *served;
                     let resource = Arc::new(resource);
                     let config = Config::default().page_size(PAGE_SIZE);
-                    let read = move |object| ConvertedObject::from_custom(kind, &resource, object);
-                    match self.watch_objects(api, config, read).await {
+                    let convert =
+                        move |object| ConvertedObject::from_custom(kind, &resource, object);
+                    match self.watch_objects(api, config, convert).await {
                         WatchEnd::ReceiverDropped => return Err(ReceiverDropped),
-                        WatchEnd::Absent => sleep(MIN_PAUSE).await,
+                        WatchEnd::Absent => sleep(MIN_RETRY_DELAY).await,
                     }
-                    pause = MIN_PAUSE;
+                    retry_delay = MIN_RETRY_DELAY;
                 }
                 Ok(DiscoveredKind::Absent) => {
                     self.send_event(WatchEvent::Absent).await?;
                     self.wait_for_definition(kind).await;
-                    pause = MIN_PAUSE;
+                    retry_delay = MIN_RETRY_DELAY;
                 }
                 Err(error) => {
                     let event = match error.status_code() {
@@ -228,8 +242,8 @@ impl KindWatch {
                         _ => WatchEvent::Unavailable(error.to_string()),
                     };
                     self.send_event(event).await?;
-                    sleep(pause).await;
-                    pause = (pause * 2).min(MAX_PAUSE);
+                    sleep(retry_delay).await;
+                    retry_delay = (retry_delay * 2).min(MAX_RETRY_DELAY);
                 }
             }
         }
@@ -243,26 +257,26 @@ impl KindWatch {
             () = sleep_until(deadline) => return,
             Ok(()) = self.definition_changes.changed() => {}
         }
-        for _ in 0..CHECKS_AFTER_ARRIVAL {
+        for _ in 0..CHECKS_AFTER_CHANGE {
             if matches!(find_version(&self.client, kind).await, Ok(DiscoveredKind::Served(..))) {
                 return;
             }
-            sleep(MIN_PAUSE).await;
+            sleep(MIN_RETRY_DELAY).await;
         }
     }
 
     async fn send_event(&self, event: WatchEvent) -> Result<(), ReceiverDropped> {
-        self.events.send((self.index, event)).await.map_err(|_| ReceiverDropped)
+        self.events.send((self.kind_index, event)).await.map_err(|_| ReceiverDropped)
     }
 
     /// Watches the objects of all namespaces of a kind that every server has.
-    async fn watch_all<K>(&self, config: Config, read: impl Fn(K) -> ConvertedObject)
+    async fn watch_all<K>(&self, config: Config, convert: impl Fn(K) -> ConvertedObject)
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
         K::DynamicType: Clone + Default,
     {
         let api = ObjectApi::for_all_namespaces(self.client.clone());
-        self.watch_builtin(api, config, read).await;
+        self.watch_builtin(api, config, convert).await;
     }
 
     /// Watches a kind that every server has.
@@ -270,13 +284,14 @@ impl KindWatch {
         &self,
         api: ObjectApi<K>,
         config: Config,
-        read: impl Fn(K) -> ConvertedObject,
+        convert: impl Fn(K) -> ConvertedObject,
     ) where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
         K::DynamicType: Clone,
     {
-        while let WatchEnd::Absent = self.watch_objects(api.clone(), config.clone(), &read).await {
-            sleep(MIN_PAUSE).await;
+        while let WatchEnd::Absent = self.watch_objects(api.clone(), config.clone(), &convert).await
+        {
+            sleep(MIN_RETRY_DELAY).await;
         }
     }
 
@@ -284,7 +299,7 @@ impl KindWatch {
         &self,
         api: ObjectApi<K>,
         config: Config,
-        read: impl Fn(K) -> ConvertedObject,
+        convert: impl Fn(K) -> ConvertedObject,
     ) -> WatchEnd
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -294,12 +309,12 @@ impl KindWatch {
             let event = match event {
                 Ok(Event::Init) => WatchEvent::ListStarted,
                 Ok(Event::InitApply(object) | Event::Apply(object)) => {
-                    WatchEvent::Applied(Box::new(read(object)))
+                    WatchEvent::Applied(Box::new(convert(object)))
                 }
                 Ok(Event::InitDone) => match &self.covered_secrets {
                     Some(covered_secrets) => {
                         let covered_event =
-                            WatchEvent::Covered(Arc::clone(&covered_secrets.secrets));
+                            WatchEvent::Covered(Arc::clone(&covered_secrets.referenced_secrets));
                         for event in [WatchEvent::ListComplete, covered_event] {
                             if self.send_event(event).await.is_err() {
                                 return WatchEnd::ReceiverDropped;
@@ -330,16 +345,16 @@ impl KindWatch {
 /// Waits until a different set of Secrets is needed, but not before the current one has been listed: otherwise
 /// frequent changes would prevent any list from completing.
 async fn wait_for_other_secrets(
-    references: &mut watch::Receiver<Arc<BTreeSet<ObjectId>>>,
-    covered: &Arc<BTreeSet<ObjectId>>,
+    secret_references: &mut watch::Receiver<Arc<BTreeSet<ObjectId>>>,
+    covered_secrets: &Arc<BTreeSet<ObjectId>>,
     mut is_listed: watch::Receiver<bool>,
 ) -> Result<(), ReceiverDropped> {
     if is_listed.wait_for(|listed| *listed).await.is_err() {
         return std::future::pending().await;
     }
     // Compares by pointer: Secrets that were dropped and added again in between were not kept.
-    references
-        .wait_for(|needed| !Arc::ptr_eq(needed, covered))
+    secret_references
+        .wait_for(|needed| !Arc::ptr_eq(needed, covered_secrets))
         .await
         .map(drop)
         .map_err(|_| ReceiverDropped)
@@ -351,7 +366,7 @@ pub(crate) async fn find_version(
     kind: ServedKind,
 ) -> Result<DiscoveredKind, ApiError> {
     for api_version in kind.api_versions {
-        let list = match resources_of(client, api_version).await {
+        let list = match list_api_resources(client, api_version).await {
             Ok(list) => list,
             Err(error) if error.status_code() == Some(404) => continue,
             Err(error) => return Err(error),
@@ -376,16 +391,17 @@ pub(crate) async fn find_version(
     Ok(DiscoveredKind::Absent)
 }
 
-/// Selects the object of the API server: its Service and its slice have the same name.
-fn api_server() -> Config {
+/// Returns the selector of the object of the API server: its Service and its slice have the same name.
+fn api_server_selector() -> Config {
     Config::default().fields(&format!("metadata.name={API_SERVER}")).page_size(PAGE_SIZE)
 }
 
 /// Selects slices that the built-in controller does not manage.
-const NOT_OF_PODS: &str = "endpointslice.kubernetes.io/managed-by!=endpointslice-controller.k8s.io";
+const MANUAL_SLICE_SELECTOR: &str =
+    "endpointslice.kubernetes.io/managed-by!=endpointslice-controller.k8s.io";
 /// The minimum delay before a retry.
-const MIN_PAUSE: Duration = Duration::from_secs(1);
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// The maximum delay before a retry.
-const MAX_PAUSE: Duration = Duration::from_secs(30);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
 /// The number of checks for a kind after its definition has changed.
-const CHECKS_AFTER_ARRIVAL: usize = 5;
+const CHECKS_AFTER_CHANGE: usize = 5;

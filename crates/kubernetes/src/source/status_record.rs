@@ -8,7 +8,7 @@ use leno_registry::ServedKind;
 use serde_json::Value;
 
 use crate::read::is_service_parent;
-use crate::status::{StatusForm, StatusTarget, is_ours};
+use crate::status::{StatusForm, StatusTarget, is_own_entry};
 
 /// Data of a custom resource for its status.
 pub(crate) struct StatusRecord {
@@ -63,7 +63,7 @@ impl StatusRecord {
     {
         let meta = object.meta();
         Self {
-            form: StatusForm::Nothing,
+            form: StatusForm::NoStatus,
             resource: Arc::new(ApiResource::erase::<K>(&())),
             target: StatusTarget {
                 kind: <K as k8s_openapi::Resource>::KIND,
@@ -79,8 +79,8 @@ impl StatusRecord {
     }
 
     /// Returns true if the status has an entry of our controllers.
-    pub(crate) fn is_ours(&self) -> bool {
+    pub(crate) fn has_own_entry(&self) -> bool {
         let entries = self.current_status.as_array().map(Vec::as_slice).unwrap_or_default();
-        self.form == StatusForm::Parents && entries.iter().any(is_ours)
+        self.form == StatusForm::Parents && entries.iter().any(is_own_entry)
     }
 }

@@ -45,8 +45,8 @@ use crate::read::{CustomResource, MeshPod, NamespaceReading, matches_selector, w
 /// The store of all objects, with the changes that have not been published yet.
 pub(crate) struct ObjectStore {
     kinds: Vec<KindState>,
-    /// The list of its kind in which each object was last seen.
-    seen: BTreeMap<ObjectOrigin, u64>,
+    /// The number of the list of its kind in which each object was last contained.
+    listings: BTreeMap<ObjectOrigin, u64>,
     workloads: BTreeMap<WorkloadName, Workload>,
     services: ServiceIndex,
     selectorless: SelectorlessServices,
@@ -73,7 +73,7 @@ pub(crate) struct ObjectStore {
     /// The rejections and warnings of each object.
     diagnostics: BTreeMap<ObjectOrigin, (Vec<RejectedDocument>, Vec<Warning>)>,
     /// Statuses that the API server rejects.
-    unwritten: Arc<Vec<Warning>>,
+    unwritten_statuses: Arc<Vec<Warning>>,
     /// The data of custom resources for their statuses.
     records: BTreeMap<ObjectOrigin, StatusRecord>,
     /// True if statuses may have changed.
@@ -97,7 +97,7 @@ pub(crate) struct ObjectOrigin {
 struct KindState {
     watched: WatchedKind,
     /// True if it has been listed once, or cannot be.
-    settled: bool,
+    is_settled: bool,
     /// The number of the current list.
     listing: u64,
     /// The error of the server if it forbids reading the kind.
@@ -108,10 +108,10 @@ impl ObjectStore {
     pub(crate) fn new(kinds: Vec<WatchedKind>) -> Self {
         let gateways = kinds.contains(&WatchedKind::GatewayServices).then(GatewayState::default);
         let kind_state =
-            |watched| KindState { watched, settled: false, listing: 0, forbidden: None };
+            |watched| KindState { watched, is_settled: false, listing: 0, forbidden: None };
         Self {
             kinds: kinds.into_iter().map(kind_state).collect(),
-            seen: BTreeMap::new(),
+            listings: BTreeMap::new(),
             workloads: BTreeMap::new(),
             services: ServiceIndex::default(),
             selectorless: SelectorlessServices::default(),
@@ -129,7 +129,7 @@ impl ObjectStore {
             ingress_sources: BTreeSet::new(),
             joined_services: BTreeSet::new(),
             diagnostics: BTreeMap::new(),
-            unwritten: Arc::default(),
+            unwritten_statuses: Arc::default(),
             records: BTreeMap::new(),
             statuses_stale: false,
             dirty: BTreeSet::new(),
@@ -145,7 +145,7 @@ impl ObjectStore {
 
     /// Returns the kinds that have not been listed yet.
     pub(crate) fn progress(&self) -> ListProgress {
-        let unlisted = self.kinds.iter().filter(|kind_state| !kind_state.settled);
+        let unlisted = self.kinds.iter().filter(|kind_state| !kind_state.is_settled);
         let (forbidden, unlisted): (Vec<_>, Vec<_>) =
             unlisted.partition(|kind_state| kind_state.forbidden.is_some());
         // The first update waits for Secrets, so that it does not publish gateways without certificates.
@@ -157,8 +157,8 @@ impl ObjectStore {
     }
 
     /// Updates the statuses that cannot be written.
-    pub(crate) fn set_unwritten(&mut self, unwritten: Arc<Vec<Warning>>) {
-        self.unwritten = unwritten;
+    pub(crate) fn set_unwritten(&mut self, unwritten_statuses: Arc<Vec<Warning>>) {
+        self.unwritten_statuses = unwritten_statuses;
     }
 
     /// Applies a watch event of a kind.
@@ -175,33 +175,33 @@ impl ObjectStore {
             }
             WatchEvent::Deleted(id) => self.remove_object(&ObjectOrigin { kind, id }),
             WatchEvent::Covered(ids) => {
-                kind_state.settled = true;
+                kind_state.is_settled = true;
                 if ids.is_empty() {
                     self.remove_unlisted(kind, |_| true);
                 }
                 self.gateways.iter_mut().for_each(|state| state.set_covered(Arc::clone(&ids)));
             }
             WatchEvent::ListComplete => {
-                kind_state.settled = true;
+                kind_state.is_settled = true;
                 let listing = kind_state.listing;
-                self.remove_unlisted(kind, |seen| seen < listing);
+                self.remove_unlisted(kind, |last_listing| last_listing < listing);
             }
             WatchEvent::Absent => {
-                kind_state.settled = true;
+                kind_state.is_settled = true;
                 kind_state.forbidden = None;
                 self.remove_unlisted(kind, |_| true);
             }
             WatchEvent::Forbidden(reason) => {
                 // Unknown objects are not the same as no objects.
-                kind_state.settled |= !kind_state.watched.decides_access();
+                kind_state.is_settled |= !kind_state.watched.decides_access();
                 kind_state.forbidden = Some(reason);
                 if kind_state.watched == WatchedKind::Secrets {
-                    self.gateways.iter_mut().for_each(GatewayState::mark_forbidden);
+                    self.gateways.iter_mut().for_each(GatewayState::mark_secrets_forbidden);
                 }
             }
             WatchEvent::Unavailable(_) => {
                 if kind_state.watched == WatchedKind::Secrets {
-                    self.gateways.iter_mut().for_each(GatewayState::mark_failed);
+                    self.gateways.iter_mut().for_each(GatewayState::mark_secrets_failed);
                 }
             }
         }
@@ -250,7 +250,7 @@ impl ObjectStore {
 
     /// Returns true if every kind has been listed.
     fn is_settled(&self) -> bool {
-        self.kinds.iter().all(|kind_state| kind_state.settled)
+        self.kinds.iter().all(|kind_state| kind_state.is_settled)
     }
 
     /// Returns true while gateways refer to Secrets that have not been listed.
@@ -270,7 +270,7 @@ impl ObjectStore {
             Some(record) => {
                 self.statuses_stale = true;
                 self.records.insert(origin.clone(), record);
-                self.seen.insert(origin.clone(), listing);
+                self.listings.insert(origin.clone(), listing);
             }
             // The object has no status any more.
             None => self.statuses_stale |= self.records.remove(&origin).is_some(),
@@ -288,7 +288,7 @@ impl ObjectStore {
             MeshItem::ApiServer(addresses) => self.apply_api_server(&origin, addresses),
             MeshItem::Node(zone) => self.apply_node(&origin.id.name, zone),
         }
-        self.seen.insert(origin, listing);
+        self.listings.insert(origin, listing);
     }
 
     fn apply_pod(&mut self, origin: &ObjectOrigin, pod: Result<MeshPod, Box<RejectedDocument>>) {
@@ -297,20 +297,20 @@ impl ObjectStore {
             Err(invalid) => return self.add_diagnostics(origin, vec![*invalid], Vec::new()),
         };
         self.add_diagnostics(origin, Vec::new(), warnings);
-        let current = self.workloads.get(&workload.name);
+        let existing = self.workloads.get(&workload.name);
         // A pod that replaces one of the same name has no previous state.
-        let is_same = |current: &&Workload| current.sidecar && current.uid == workload.uid;
-        let before = current.filter(is_same).map(|current| current.admission);
-        let (admission, rejected) = admission.resolve_with(before);
+        let is_same = |existing: &&Workload| existing.sidecar && existing.uid == workload.uid;
+        let previous_admission = existing.filter(is_same).map(|existing| existing.admission);
+        let (admission, rejected) = admission.resolve_with(previous_admission);
         workload.admission = admission;
         self.add_diagnostics(origin, rejected, Vec::new());
         self.set_pod_settings(&workload.name, sidecar_settings);
         self.set_node(&workload.name, node);
         self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
         self.selectorless.apply_pod(self.workloads.get(&workload.name), Some(&workload));
-        workload.labels.extend(self.selectorless.labels_of(&workload));
+        workload.labels.extend(self.selectorless.service_labels(&workload));
         let before = self.workloads.insert(workload.name.clone(), workload.clone());
-        self.join_services_of(&workload);
+        self.join_pod_services(&workload);
         self.join_selectorless_services(&workload);
         self.mark_listed_endpoints(before.as_ref(), Some(&workload));
         self.mark_ingress_policies(before.as_ref(), Some(&workload));
@@ -344,7 +344,7 @@ impl ObjectStore {
             && let Ok(name) = Name::new(&origin.id.name)
         {
             self.read_namespaces.insert(name);
-            self.seen.insert(origin.clone(), listing);
+            self.listings.insert(origin.clone(), listing);
         }
     }
 
@@ -399,11 +399,11 @@ impl ObjectStore {
 
     /// Removes objects that are not in a complete list.
     fn remove_unlisted(&mut self, kind: usize, is_gone: impl Fn(u64) -> bool) {
-        let first =
+        let start =
             ObjectOrigin { kind, id: ObjectId { namespace: String::new(), name: String::new() } };
-        let of_kind = self.seen.range(first..).take_while(|(origin, _)| origin.kind == kind);
+        let of_kind = self.listings.range(start..).take_while(|(origin, _)| origin.kind == kind);
         let unlisted =
-            of_kind.filter(|(_, seen)| is_gone(**seen)).map(|(origin, _)| origin.clone());
+            of_kind.filter(|(_, listing)| is_gone(**listing)).map(|(origin, _)| origin.clone());
         for origin in unlisted.collect::<Vec<_>>() {
             self.remove_object(&origin);
         }
@@ -416,7 +416,7 @@ impl ObjectStore {
 
     /// Removes an object, except its facts for gateways.
     fn remove_item(&mut self, origin: &ObjectOrigin) {
-        if self.seen.remove(origin).is_none() {
+        if self.listings.remove(origin).is_none() {
             return;
         }
         self.diagnostics.remove(origin);
@@ -512,7 +512,7 @@ impl ObjectStore {
         match key {
             ObjectKey::Workload(name) => {
                 let is_endpoint = |workload: &&Workload| {
-                    !self.is_of_other_namespace(workload) && !self.is_meshed_pod(workload)
+                    !self.belongs_to_other_namespace(workload) && !self.is_meshed_pod(workload)
                 };
                 let listed = || self.selectorless.workload(name).filter(is_endpoint);
                 let workload = self.workloads.get(name).or_else(listed)?;
@@ -535,8 +535,8 @@ impl ObjectStore {
                 Some(Object::Workload(self.with_zone(workload)))
             }
             ObjectKey::Service(name) => {
-                let own = self.services.get(name).cloned();
-                own.or_else(|| self.configured_service(name)).map(Object::Service)
+                let service = self.services.get(name).cloned();
+                service.or_else(|| self.configured_service(name)).map(Object::Service)
             }
             ObjectKey::Gateway(name) => {
                 let gateway = self.gateways.as_ref().and_then(|gateways| gateways.gateway(name));
@@ -564,7 +564,7 @@ impl ObjectStore {
         warnings.extend(self.all_floor_warnings());
         rejected.extend(self.forbidden_images());
         warnings.extend(self.excluded_warnings());
-        warnings.extend_from_slice(&self.unwritten);
+        warnings.extend_from_slice(&self.unwritten_statuses);
         for kind_state in &self.kinds {
             let Some(reason) = &kind_state.forbidden else { continue };
             let kind = kind_state.watched.kind_name();

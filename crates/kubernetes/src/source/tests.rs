@@ -44,7 +44,7 @@ async fn an_object_is_reported_as_programmed_only_after_its_update_was_sent() {
     let outcomes = watch::Sender::default();
     let event_loop = EventLoop {
         store: ObjectStore::new(vec![WatchedKind::Custom(kind)]),
-        options: SourceOptions { quiet: Duration::ZERO, ..SourceOptions::default() },
+        options: SourceOptions { quiet_period: Duration::ZERO, ..SourceOptions::default() },
         outputs,
         events,
         outcomes: outcomes.subscribe(),

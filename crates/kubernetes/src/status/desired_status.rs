@@ -27,8 +27,8 @@ pub struct DesiredStatus {
     pub(crate) diagnostic: Option<String>,
     /// The object that takes precedence, for kinds with no place for it in the status.
     pub(crate) conflict: Option<String>,
-    /// A missing object that it refers to, for kinds without a status.
-    pub(crate) dangling: Option<String>,
+    /// A missing object to which the object refers, for kinds without a status.
+    pub(crate) missing_reference: Option<String>,
 }
 
 /// The identity of the object.
@@ -53,10 +53,10 @@ pub(crate) enum StatusContent {
     /// The status in OSM's form: in force, or an error.
     Current(Result<(), String>),
     /// The kind has no status.
-    Nothing,
+    NoStatus,
 }
 
-/// One condition.
+/// One condition of a status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StatusCondition {
     /// The type of the condition, such as `Accepted`.
@@ -68,10 +68,11 @@ pub(crate) struct StatusCondition {
 }
 
 impl StatusCondition {
-    /// Creates the `Programmed` condition from `Accepted`. `reported` is the message for an accepted object.
-    pub(crate) fn from_accepted(accepted: &Self, reported: &str) -> Self {
+    /// Creates the `Programmed` condition from `Accepted`. `accepted_message` is the message for an accepted
+    /// object.
+    pub(crate) fn from_accepted(accepted: &Self, accepted_message: &str) -> Self {
         let (status, reason, message) = match accepted.status {
-            "True" => ("True", "Programmed", reported),
+            "True" => ("True", "Programmed", accepted_message),
             _ => ("False", "Invalid", "this generation is not in force"),
         };
         Self { name: "Programmed", status, reason, message: message.to_owned() }
@@ -86,7 +87,7 @@ pub(crate) enum StatusForm {
     Gateway,
     Class,
     Current,
-    Nothing,
+    NoStatus,
 }
 
 impl StatusForm {
@@ -97,7 +98,7 @@ impl StatusForm {
             "gateway.networking.k8s.io" if kind.kind == "GatewayClass" => Self::Class,
             "leno.dev" => Self::Conditions,
             group if group.starts_with("policy.") => Self::Current,
-            _ => Self::Nothing,
+            _ => Self::NoStatus,
         }
     }
 
@@ -117,7 +118,7 @@ impl StatusForm {
                 "supportedFeatures": part("supportedFeatures"),
             }),
             Self::Current => json!([part("currentStatus"), part("reason")]),
-            Self::Nothing => Value::Null,
+            Self::NoStatus => Value::Null,
         }
     }
 }
@@ -127,7 +128,7 @@ impl DesiredStatus {
     /// transition time.
     pub(crate) fn changed_status(&self, now: &Value) -> Option<Value> {
         match &self.content {
-            StatusContent::Nothing => None,
+            StatusContent::NoStatus => None,
             StatusContent::Conditions(conditions) => {
                 let merged =
                     merge_conditions(conditions, self.generation, &self.current_status, now);
@@ -138,10 +139,11 @@ impl DesiredStatus {
                 (merged != self.current_status).then_some(merged)
             }
             StatusContent::Class(generation, conditions) => {
-                let before = self.current_status.get("conditions").unwrap_or(&Value::Null);
+                let current_conditions =
+                    self.current_status.get("conditions").unwrap_or(&Value::Null);
                 let names = supported_features().iter().map(|name| json!({"name": name}));
                 let merged = json!({
-                    "conditions": merge_conditions(conditions, *generation, before, now),
+                    "conditions": merge_conditions(conditions, *generation, current_conditions, now),
                     "supportedFeatures": names.collect::<Vec<_>>(),
                 });
                 (merged != self.current_status).then_some(merged)
@@ -169,16 +171,16 @@ impl DesiredStatus {
 
     fn gateway_status(&self, content: &GatewayStatus, now: &Value) -> Value {
         let part = |key: &str| self.current_status.get(key).unwrap_or(&Value::Null);
-        let before = part("listeners").as_array().map(Vec::as_slice).unwrap_or_default();
+        let current_listeners = part("listeners").as_array().map(Vec::as_slice).unwrap_or_default();
         let listeners = content.listeners.iter().map(|listener| {
             let is_same_listener = |listener_status: &&Value| listener_status.get("name").is_some_and(|name| *name == listener.name);
-            let before = before.iter().find(is_same_listener).and_then(|listener_status| listener_status.get("conditions"));
-            let before = before.unwrap_or(&Value::Null);
+            let current_conditions = current_listeners.iter().find(is_same_listener).and_then(|listener_status| listener_status.get("conditions"));
+            let current_conditions = current_conditions.unwrap_or(&Value::Null);
             json!({
                 "name": listener.name,
                 "supportedKinds": listener.supported_kinds(),
-                "attachedRoutes": listener.attached,
-                "conditions": merge_conditions(&listener.conditions, content.generation, before, now),
+                "attachedRoutes": listener.attached_route_count,
+                "conditions": merge_conditions(&listener.conditions, content.generation, current_conditions, now),
             })
         });
         let address =
@@ -193,20 +195,21 @@ impl DesiredStatus {
     /// Returns the entries of other controllers unchanged, followed by those of this mesh.
     fn parent_statuses(&self, own_parents: &[RouteParentStatus], now: &Value) -> Vec<Value> {
         let current_status = self.current_status.as_array().map(Vec::as_slice).unwrap_or_default();
-        let is_ours = |entry: &&Value| is_ours(entry);
         let mut entries: Vec<Value> =
-            current_status.iter().filter(|entry| !is_ours(entry)).cloned().collect();
+            current_status.iter().filter(|entry| !is_own_entry(entry)).cloned().collect();
         for RouteParentStatus { parent, controller, generation, conditions } in own_parents {
             let is_same_parent_status = |entry: &&Value| {
                 entry.get("parentRef") == Some(parent)
                     && entry.get("controllerName").is_some_and(|name| name == controller)
             };
-            let before = current_status.iter().find(is_same_parent_status);
-            let before = before.and_then(|entry| entry.get("conditions")).unwrap_or(&Value::Null);
+            let current_conditions = current_status.iter().find(is_same_parent_status);
+            let current_conditions = current_conditions
+                .and_then(|entry| entry.get("conditions"))
+                .unwrap_or(&Value::Null);
             entries.push(json!({
                 "parentRef": parent,
                 "controllerName": controller,
-                "conditions": merge_conditions(conditions, *generation, before, now),
+                "conditions": merge_conditions(conditions, *generation, current_conditions, now),
             }));
         }
         // Keep the current order, so that order alone causes no write.
@@ -230,12 +233,12 @@ impl DesiredStatus {
             ("Rejected", self.rejection.as_deref()),
             ("UnsupportedField", self.diagnostic.as_deref()),
             ("Conflicted", self.conflict.as_deref()),
-            ("RefNotFound", self.dangling.as_deref()),
+            ("RefNotFound", self.missing_reference.as_deref()),
         ]
     }
 
     /// Returns true if a status or event has to be written.
-    pub(crate) fn is_due(&self) -> bool {
+    pub(crate) fn needs_write(&self) -> bool {
         self.event_notes().iter().any(|(_, note)| note.is_some())
             || self.changed_status(&Value::Null).is_some()
     }
@@ -254,42 +257,44 @@ impl fmt::Display for StatusTarget {
 fn merge_conditions(
     own_conditions: &[StatusCondition],
     generation: i64,
-    before: &Value,
+    current_conditions: &Value,
     now: &Value,
 ) -> Value {
-    let before = before.as_array().map(Vec::as_slice).unwrap_or_default();
+    let current_conditions = current_conditions.as_array().map(Vec::as_slice).unwrap_or_default();
     let has_type = |entry: &Value, condition: &StatusCondition| {
         entry.get("type").is_some_and(|condition_type| condition_type == condition.name)
     };
-    let mut entries: Vec<Value> = before
+    let mut entries: Vec<Value> = current_conditions
         .iter()
         .filter(|entry| !own_conditions.iter().any(|condition| has_type(entry, condition)))
         .take(MAX_CONDITIONS.saturating_sub(own_conditions.len()))
         .cloned()
         .collect();
     for condition in own_conditions {
-        let current = before.iter().find(|entry| has_type(entry, condition));
+        let current = current_conditions.iter().find(|entry| has_type(entry, condition));
         let unchanged = current
             .filter(|current| current.get("status").is_some_and(|value| value == condition.status));
-        let since = unchanged.and_then(|current| current.get("lastTransitionTime")).unwrap_or(now);
+        let transition_time =
+            unchanged.and_then(|current| current.get("lastTransitionTime")).unwrap_or(now);
         let mut entry = Map::new();
         entry.insert("type".to_owned(), json!(condition.name));
         entry.insert("status".to_owned(), json!(condition.status));
         entry.insert("reason".to_owned(), json!(condition.reason));
         entry.insert("message".to_owned(), json!(condition.message));
         entry.insert("observedGeneration".to_owned(), json!(generation));
-        entry.insert("lastTransitionTime".to_owned(), since.clone());
+        entry.insert("lastTransitionTime".to_owned(), transition_time.clone());
         entries.push(Value::Object(entry));
     }
     // Keep the current order, so that order alone causes no write.
-    let current_index =
-        |entry: &Value| before.iter().position(|other| other.get("type") == entry.get("type"));
+    let current_index = |entry: &Value| {
+        current_conditions.iter().position(|other| other.get("type") == entry.get("type"))
+    };
     entries.sort_by_key(|entry| current_index(entry).unwrap_or(usize::MAX));
     Value::Array(entries)
 }
 
 /// Returns true if one of our controllers wrote an entry of `status.parents`.
-pub(crate) fn is_ours(entry: &Value) -> bool {
+pub(crate) fn is_own_entry(entry: &Value) -> bool {
     let name = entry.get("controllerName");
     name.is_some_and(|name| name == CONTROLLER || name == GATEWAY_CONTROLLER)
 }
@@ -331,7 +336,7 @@ mod tests {
             rejection: None,
             diagnostic: None,
             conflict: None,
-            dangling: None,
+            missing_reference: None,
         }
     }
 
@@ -367,7 +372,7 @@ mod tests {
     #[test]
     fn a_committed_status_of_another_mesh_is_kept() {
         let osm = json!(["committed", "successfully committed by the system"]);
-        assert!(!desired_with_status(osm.clone(), StatusContent::Current(Ok(()))).is_due());
+        assert!(!desired_with_status(osm.clone(), StatusContent::Current(Ok(()))).needs_write());
         let rejected =
             desired_with_status(osm, StatusContent::Current(Err("no such service".to_owned())));
         let expected = json!({"currentStatus": "error", "reason": "no such service"});

@@ -19,8 +19,10 @@ use crate::words::CONTROL;
 pub(crate) struct WarningEvent {
     note: String,
     event: ApiEvent,
+    /// The number of occurrences, as last written.
     count: i32,
-    at: Instant,
+    /// The time of the last write.
+    last_written: Instant,
 }
 
 impl WarningEvent {
@@ -36,7 +38,7 @@ impl WarningEvent {
         let event = warning_event(instance, object, reason, "Read", note);
         let name = object.name.as_deref().unwrap_or_default();
         match create_or_count(client, &event).await {
-            Ok(count) => Some(Self { note: note.to_owned(), event, count, at: now }),
+            Ok(count) => Some(Self { note: note.to_owned(), event, count, last_written: now }),
             Err(error) => {
                 tracing::debug!(kind = object.kind, name, %error, "cannot write an event");
                 None
@@ -51,14 +53,14 @@ impl WarningEvent {
 
     /// Increases the count if it is due. Returns false if the event does not exist any more.
     pub(crate) async fn renew_count(&mut self, client: &Client, now: Instant) -> bool {
-        if now.duration_since(self.at) < RENEWAL_INTERVAL {
+        if now.duration_since(self.last_written) < RENEWAL_INTERVAL {
             return true;
         }
         let count = self.count.saturating_add(1);
-        match count_up(client, &self.event, count).await {
-            Ok(()) => (self.at, self.count) = (now, count),
+        match write_count(client, &self.event, count).await {
+            Ok(()) => (self.last_written, self.count) = (now, count),
             Err(error) if error.status_code() == Some(404) => return false,
-            // Retried in the next round.
+            // The renewal is retried after the next check.
             Err(error) => {
                 let name = self.event.metadata.name.as_deref();
                 tracing::debug!(name, %error, "cannot renew an event");
@@ -70,12 +72,12 @@ impl WarningEvent {
 
 /// Returns the name of an event. It depends on object, reason and note only, so that the next leader increases
 /// the count of the previous leader's event.
-fn name_of(object: &ObjectReference, reason: &str, note: &str) -> String {
+fn event_name(object: &ObjectReference, reason: &str, note: &str) -> String {
     let name = object.name.as_deref().unwrap_or(CONTROL);
     let (uid, kind) = (object.uid.as_deref(), object.kind.as_deref());
-    let parts = [uid.unwrap_or_default(), kind.unwrap_or_default(), name, reason, note];
+    let name_parts = [uid.unwrap_or_default(), kind.unwrap_or_default(), name, reason, note];
     // FNV-1a, with a separator byte that no part contains.
-    let bytes = parts.iter().flat_map(|part| part.bytes().chain([0xff]));
+    let bytes = name_parts.iter().flat_map(|part| part.bytes().chain([0xff]));
     let hash =
         bytes.fold(FNV_OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME));
     format!(
@@ -96,7 +98,7 @@ fn warning_event(
     let namespace = object.namespace.clone().unwrap_or_else(|| "default".to_owned());
     ApiEvent {
         metadata: ObjectMeta {
-            name: Some(name_of(object, reason, note)),
+            name: Some(event_name(object, reason, note)),
             namespace: Some(namespace),
             ..ObjectMeta::default()
         },
@@ -122,14 +124,14 @@ async fn create_or_count(client: &Client, event: &ApiEvent) -> Result<i32, ApiEr
     }
     // The response to an empty patch contains the event: control planes lack permission to read events.
     let name = ObjectName::new(event.metadata.name.as_deref().unwrap_or_default())?;
-    let unchanged = Patch::Merge(json!({}));
-    let existing = api.patch(&name, &PatchParams::default(), &unchanged).await?;
+    let empty_patch = Patch::Merge(json!({}));
+    let existing = api.patch(&name, &PatchParams::default(), &empty_patch).await?;
     let count = existing.series.map_or(1, |series| series.count).saturating_add(1);
-    count_up(client, event, count).await?;
+    write_count(client, event, count).await?;
     Ok(count)
 }
 
-async fn count_up(client: &Client, event: &ApiEvent, count: i32) -> Result<(), ApiError> {
+async fn write_count(client: &Client, event: &ApiEvent, count: i32) -> Result<(), ApiError> {
     let series = EventSeries { count, last_observed_time: MicroTime(Timestamp::now()) };
     let patch = Patch::Merge(json!({"series": series}));
     let name = ObjectName::new(event.metadata.name.as_deref().unwrap_or_default())?;
@@ -143,18 +145,19 @@ fn event_api(client: &Client, event: &ApiEvent) -> Result<ObjectApi<ApiEvent>, A
 
 /// Shortens a text to this many bytes by replacing its middle with `…`: the object and field are at its start,
 /// and the hint is at its end.
-pub(crate) fn shorten_middle(text: &str, bytes: usize) -> String {
-    if text.len() <= bytes {
+pub(crate) fn shorten_middle(text: &str, max_bytes: usize) -> String {
+    if text.len() <= max_bytes {
         return text.to_owned();
     }
-    let available = bytes.saturating_sub(ELLIPSIS.len());
-    let head = text.floor_char_boundary(available.div_ceil(2));
-    let tail = text.ceil_char_boundary(text.len().saturating_sub(available.saturating_sub(head)));
-    format!("{}{ELLIPSIS}{}", &text[..head], &text[tail..])
+    let available = max_bytes.saturating_sub(ELLIPSIS.len());
+    let head_end = text.floor_char_boundary(available.div_ceil(2));
+    let tail_start =
+        text.ceil_char_boundary(text.len().saturating_sub(available.saturating_sub(head_end)));
+    format!("{}{ELLIPSIS}{}", &text[..head_end], &text[tail_start..])
 }
 
-fn truncate_characters(text: &str, characters: usize) -> String {
-    text.chars().take(characters).collect()
+fn truncate_characters(text: &str, max_characters: usize) -> String {
+    text.chars().take(max_characters).collect()
 }
 
 /// Writes a warning event with this reason and action. A failed write is ignored: statuses and logs report the
@@ -175,13 +178,15 @@ pub(crate) async fn write_warning(
 /// The maximum length of a note in the API.
 const MAX_NOTE_BYTES: usize = 1024;
 const ELLIPSIS: &str = "…";
-/// Names have at most 253 characters; the rest is for the hash.
+/// The maximum length of the object's name in the name of an event. Names have at most 253 characters; the rest
+/// is for the hash.
 const MAX_NAME_CHARACTERS: usize = 220;
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 const CONFLICT: u16 = 409;
+/// The maximum length of the reporting instance in the API.
 const MAX_INSTANCE_CHARACTERS: usize = 128;
-/// Often enough that a failed or late renewal is still in time.
+/// The interval between renewals: short enough that a failed or late renewal is still in time.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(20 * 60);
 
 #[cfg(test)]

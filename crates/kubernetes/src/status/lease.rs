@@ -43,16 +43,16 @@ async fn run_election(
     let api: ObjectApi<Lease> = ObjectApi::for_namespace(client, &identity.namespace);
     let mut candidate = LeaseCandidate {
         name: identity.name,
-        observed: None,
-        renewed: None,
+        observed_version: None,
+        renewal_time: None,
         facts: identity.facts,
     };
-    let mut pause = Duration::ZERO;
+    let mut poll_delay = Duration::ZERO;
     // Open while another control plane holds the Lease.
     let mut events: Option<LeaseEvents> = None;
     loop {
         tokio::select! {
-            () = sleep(pause) => {}
+            () = sleep(poll_delay) => {}
             () = wait_until_released(&mut events) => {}
             Ok(_) = stop.wait_for(|stop| *stop) => break,
         }
@@ -64,15 +64,15 @@ async fn run_election(
         }
         let is_holder = match result {
             Ok(Ok(is_holder)) => is_holder,
-            Ok(Err(_)) | Err(_) => {
-                candidate.renewed.is_some_and(|renewed| now - renewed < RENEWAL_DEADLINE)
-            }
+            Ok(Err(_)) | Err(_) => candidate
+                .renewal_time
+                .is_some_and(|renewal_time| now - renewal_time < RENEWAL_DEADLINE),
         };
-        pause = if is_holder { RENEWAL_INTERVAL } else { poll_interval };
+        poll_delay = if is_holder { RENEWAL_INTERVAL } else { poll_interval };
         if is_holder {
             events = None;
         } else if events.is_none() {
-            events = Some(Box::pin(api.clone().watch(this_lease())));
+            events = Some(Box::pin(api.clone().watch(lease_selector())));
         }
         if leading.send_replace(is_holder) != is_holder {
             let name = candidate.name.as_str();
@@ -116,7 +116,7 @@ async fn wait_until_released(events: &mut Option<LeaseEvents>) {
     std::future::pending().await
 }
 
-fn this_lease() -> Config {
+fn lease_selector() -> Config {
     Config::default().fields(&format!("metadata.name={CONTROL}"))
 }
 
@@ -129,39 +129,39 @@ fn lease_holder(lease: &Lease) -> &str {
 struct LeaseCandidate {
     name: String,
     /// The last observed version of the Lease, and the time since it has been unchanged.
-    observed: Option<(String, Instant)>,
+    observed_version: Option<(String, Instant)>,
     /// The time of the last renewal.
-    renewed: Option<Instant>,
-    /// The source of the annotation with the connections.
+    renewal_time: Option<Instant>,
+    /// The facts about sidecars, of which the annotation has the connections.
     facts: watch::Receiver<Arc<SidecarFacts>>,
 }
 
 impl LeaseCandidate {
     /// Tries to acquire or renew the Lease; returns true if this control plane holds it.
     async fn try_acquire(&mut self, api: &ObjectApi<Lease>) -> Result<bool, ApiError> {
-        let started = Instant::now();
+        let attempt_start = Instant::now();
         let Some(lease) = api.get_opt(&CONTROL_NAME).await? else {
             let metadata = ObjectMeta { name: Some(CONTROL.to_owned()), ..ObjectMeta::default() };
             let lease = self.with_holder(Lease { metadata, spec: None }, Timestamp::now());
             return self.record_outcome(
                 api.create(&PostParams::default(), &lease).await.map(drop),
-                started,
+                attempt_start,
             );
         };
-        if !self.can_acquire(&lease, started) {
-            self.renewed = None;
+        if !self.can_acquire(&lease, attempt_start) {
+            self.renewal_time = None;
             return Ok(false);
         }
         let lease = self.with_holder(lease, Timestamp::now());
         self.record_outcome(
             api.replace(&CONTROL_NAME, &PostParams::default(), &lease).await.map(drop),
-            started,
+            attempt_start,
         )
     }
 
     /// Releases the Lease if this control plane holds it; otherwise returns false.
     async fn release(&mut self, api: &ObjectApi<Lease>) -> Result<bool, ApiError> {
-        if self.renewed.is_none() {
+        if self.renewal_time.is_none() {
             return Ok(false);
         }
         let Some(mut lease) = api.get_opt(&CONTROL_NAME).await? else { return Ok(false) };
@@ -179,32 +179,33 @@ impl LeaseCandidate {
     /// because other clocks may be wrong.
     fn can_acquire(&mut self, lease: &Lease, now: Instant) -> bool {
         let version = lease.metadata.resource_version.clone().unwrap_or_default();
-        let since = match &self.observed {
-            Some((last_version, since)) if *last_version == version => *since,
+        let unchanged_since = match &self.observed_version {
+            Some((last_version, unchanged_since)) if *last_version == version => *unchanged_since,
             _ => now,
         };
-        self.observed = Some((version, since));
+        self.observed_version = Some((version, unchanged_since));
         let spec = lease.spec.as_ref();
         let holder = lease_holder(lease);
-        let seconds = spec.and_then(|spec| spec.lease_duration_seconds);
-        let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok());
-        let duration = seconds.map_or(LEASE_DURATION, Duration::from_secs);
-        holder.is_empty() || holder == self.name || now - since >= duration
+        let lease_seconds = spec.and_then(|spec| spec.lease_duration_seconds);
+        let lease_seconds =
+            lease_seconds.and_then(|lease_seconds| u64::try_from(lease_seconds).ok());
+        let duration = lease_seconds.map_or(LEASE_DURATION, Duration::from_secs);
+        holder.is_empty() || holder == self.name || now - unchanged_since >= duration
     }
 
     /// Returns the Lease with this control plane as its holder.
     fn with_holder(&self, mut lease: Lease, now: Timestamp) -> Lease {
         annotate_connections(&mut lease.metadata, self.facts.borrow().connections.as_ref());
-        let previous = lease.spec.take().unwrap_or_default();
-        let is_new = previous.holder_identity.as_ref() != Some(&self.name);
-        let acquired = previous.acquire_time.filter(|_| !is_new);
+        let previous_spec = lease.spec.take().unwrap_or_default();
+        let is_new = previous_spec.holder_identity.as_ref() != Some(&self.name);
+        let acquire_time = previous_spec.acquire_time.filter(|_| !is_new);
         lease.spec = Some(LeaseSpec {
             holder_identity: Some(self.name.clone()),
             lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
-            acquire_time: Some(acquired.unwrap_or(MicroTime(now))),
+            acquire_time: Some(acquire_time.unwrap_or(MicroTime(now))),
             renew_time: Some(MicroTime(now)),
             lease_transitions: Some(
-                previous.lease_transitions.unwrap_or(0).saturating_add(i32::from(is_new)),
+                previous_spec.lease_transitions.unwrap_or(0).saturating_add(i32::from(is_new)),
             ),
             ..LeaseSpec::default()
         });
@@ -214,16 +215,16 @@ impl LeaseCandidate {
     fn record_outcome(
         &mut self,
         outcome: Result<(), ApiError>,
-        started: Instant,
+        attempt_start: Instant,
     ) -> Result<bool, ApiError> {
         match outcome {
             Ok(()) => {
-                self.renewed = Some(started);
+                self.renewal_time = Some(attempt_start);
                 Ok(true)
             }
             // Another control plane was faster.
             Err(error) if error.status_code() == Some(409) => {
-                self.renewed = None;
+                self.renewal_time = None;
                 Ok(false)
             }
             Err(error) => Err(error),
@@ -260,7 +261,7 @@ pub(crate) fn annotated_connections(metadata: &ObjectMeta) -> Option<SidecarConn
     })
 }
 
-/// An annotation of the Lease: the connections of sidecars, as reported by its holder.
+/// The annotation of the Lease with the connections of sidecars, as reported by its holder.
 const CONNECTIONS: &str = "leno.dev/sidecar-connections";
 /// The duration of the Lease.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
@@ -282,7 +283,7 @@ mod tests {
 
     fn test_candidate(name: &str, facts: SidecarFacts) -> LeaseCandidate {
         let facts = watch::channel(Arc::new(facts)).1;
-        LeaseCandidate { name: name.to_owned(), observed: None, renewed: None, facts }
+        LeaseCandidate { name: name.to_owned(), observed_version: None, renewal_time: None, facts }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Retries and the single report of a status that cannot be written.
+//! Retries and the single report of a status that cannot be written_status.
 
 use super::*;
 use crate::testing::Server;
@@ -32,7 +32,7 @@ fn rejected_route() -> DesiredStatus {
         rejection: None,
         diagnostic: None,
         conflict: None,
-        dangling: None,
+        missing_reference: None,
     }
 }
 
@@ -42,8 +42,12 @@ async fn a_status_that_cannot_be_written_is_retried_and_reported_once() {
     server.store.lock().unwrap().forbidden = Some(("PATCH", "/status"));
     let (unwritten, reported) = watch::channel(Arc::default());
     let client = server.client.clone();
-    let mut writer =
-        StatusWriter { client, name: "one".to_owned(), written: HashMap::new(), unwritten };
+    let mut writer = StatusWriter {
+        client,
+        name: "one".to_owned(),
+        written_statuses: HashMap::new(),
+        unwritten,
+    };
     let desired = rejected_route();
     let patches = |server: &Server| {
         let requests = &server.store.lock().unwrap().requests;
@@ -63,18 +67,18 @@ async fn a_status_that_cannot_be_written_is_retried_and_reported_once() {
     assert_eq!(warnings.len(), 1);
     assert!(warnings[0].starts_with("JwtValidation shop/api: status: the API server"));
     // Each delay is twice as long as the one before, up to a limit.
-    let mut pauses = Vec::new();
+    let mut retry_delays = Vec::new();
     for _ in 0..9 {
-        let written = writer.written.get_mut(&desired.target).unwrap();
-        let pause = written.failure.as_ref().unwrap().pause;
-        pauses.push(pause.as_secs());
-        let soon = written.at + pause - Duration::from_millis(1);
-        assert!(written.is_current(&desired, soon));
-        assert!(!written.is_current(&desired, written.at + pause));
-        written.at -= pause;
+        let written_status = writer.written_statuses.get_mut(&desired.target).unwrap();
+        let retry_delay = written_status.failure.as_ref().unwrap().retry_delay;
+        retry_delays.push(retry_delay.as_secs());
+        let soon = written_status.attempt_time + retry_delay - Duration::from_millis(1);
+        assert!(written_status.is_current(&desired, soon));
+        assert!(!written_status.is_current(&desired, written_status.attempt_time + retry_delay));
+        written_status.attempt_time -= retry_delay;
         writer.write_desired(&desired).await;
     }
-    assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 300, 300, 300]);
+    assert_eq!(retry_delays, [5, 10, 20, 40, 80, 160, 300, 300, 300]);
     assert_eq!(patches(&server), 10);
     let [event] = &events(&server)[..] else { panic!("the object has one event") };
     assert_eq!(event["reason"], "StatusUpdateFailed");
@@ -82,10 +86,10 @@ async fn a_status_that_cannot_be_written_is_retried_and_reported_once() {
     writer.publish_failures(false);
     assert!(reported.borrow().is_empty());
     server.store.lock().unwrap().forbidden = None;
-    let written = writer.written.get_mut(&desired.target).unwrap();
-    written.at -= MAX_RETRY_PAUSE;
+    let written_status = writer.written_statuses.get_mut(&desired.target).unwrap();
+    written_status.attempt_time -= MAX_RETRY_DELAY;
     writer.write_desired(&desired).await;
-    assert!(writer.written[&desired.target].failure.is_none());
+    assert!(writer.written_statuses[&desired.target].failure.is_none());
     writer.publish_failures(true);
     assert!(reported.borrow().is_empty(), "it is written");
 }

@@ -16,12 +16,13 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::{ServerConfig, version};
 use time::OffsetDateTime;
 
-/// The authority as stored in the Secret: its key, its certificate, and the certificate of the previous
-/// authority.
+/// The certificate authority of the webhook, as stored in the Secret: its key, its certificate, and the
+/// certificate of the previous authority.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct WebhookAuthority {
     pub(super) key: String,
-    /// Its own certificate first; certificates of the replaced authority may still be in use.
+    /// The certificate of this authority, followed by that of the previous one, which may still be in use. As
+    /// PEM.
     pub(super) certificates: String,
 }
 
@@ -31,10 +32,10 @@ impl fmt::Debug for WebhookAuthority {
     }
 }
 
-/// The reason that there is no certificate.
+/// The reason that the webhook has no certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum WebhookAuthorityError {
-    /// The Secret has other content.
+    /// The content of the Secret is not an authority.
     #[error(
         "the Secret leno-webhook does not contain a valid CA: {0}; delete it to have a control \
          plane create a new one"
@@ -43,7 +44,7 @@ pub enum WebhookAuthorityError {
     /// A certificate cannot be created.
     #[error("cannot create a certificate for the webhook")]
     Encoding(#[from] rcgen::Error),
-    /// TLS rejects it.
+    /// TLS rejects the certificate.
     #[error("cannot use a certificate for the webhook")]
     Tls(#[from] rustls::Error),
 }
@@ -60,15 +61,17 @@ impl WebhookAuthority {
         parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let mut certificates = parameters.self_signed(&key)?.pem();
-        if let Some(last) = previous.and_then(|previous| first_block(&previous.certificates)) {
-            certificates.push_str(last);
+        if let Some(previous_certificate) =
+            previous.and_then(|previous| first_block(&previous.certificates))
+        {
+            certificates.push_str(previous_certificate);
         }
         Ok(Self { key: key.serialize_pem(), certificates })
     }
 
     /// Returns true if the authority is valid long enough not to be replaced yet.
     pub(super) fn is_fresh(&self, now: SystemTime) -> bool {
-        self.not_after().is_ok_and(|end| end > now + MIN_AUTHORITY_REMAINING)
+        self.not_after().is_ok_and(|not_after| not_after > now + MIN_AUTHORITY_REMAINING)
     }
 
     fn not_after(&self) -> Result<SystemTime, WebhookAuthorityError> {
@@ -127,12 +130,12 @@ fn certificate_parameters(
 
 /// Returns the first certificate of several.
 fn first_block(pem: &str) -> Option<&str> {
-    let end = pem.find(END)? + END.len();
-    Some(pem.get(..end)?).filter(|block| block.contains("-----BEGIN CERTIFICATE-----"))
+    let block_end = pem.find(END_CERTIFICATE)? + END_CERTIFICATE.len();
+    Some(pem.get(..block_end)?).filter(|block| block.contains("-----BEGIN CERTIFICATE-----"))
 }
 
-const END: &str = "-----END CERTIFICATE-----";
-/// As long as a cluster may run unattended.
+const END_CERTIFICATE: &str = "-----END CERTIFICATE-----";
+/// The lifetime of the authority: as long as a cluster may run unattended.
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86_400);
 /// The remaining lifetime below which the authority is replaced, so that none of its certificates is in use
 /// when it expires.

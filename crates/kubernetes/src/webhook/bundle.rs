@@ -35,9 +35,9 @@ pub(super) async fn publish_bundle(
     let Some(configuration) = configurations.get_opt(&INJECTOR_NAME).await? else {
         return Ok(TrustState::Absent);
     };
-    let outdated = outdated_webhooks(&configuration, certificates);
-    if !outdated.is_empty() {
-        let patch = Patch::Strategic(bundle_patch(&outdated, certificates));
+    let outdated_names = outdated_webhooks(&configuration, certificates);
+    if !outdated_names.is_empty() {
+        let patch = Patch::Strategic(bundle_patch(&outdated_names, certificates));
         configurations.patch(&INJECTOR_NAME, &PatchParams::default(), &patch).await?;
         tracing::info!("the API server trusts the webhook now");
     }
@@ -74,7 +74,7 @@ fn outdated_webhooks(
         .collect()
 }
 
-/// Webhooks are merged by name.
+/// Returns a patch with the CA bundle for these webhooks. The API server merges webhooks by name.
 fn bundle_patch(names: &[String], certificates: &str) -> Value {
     let bundle = ByteString(certificates.as_bytes().to_vec());
     let webhooks: Vec<Value> = names
@@ -106,12 +106,12 @@ mod tests {
     #[test]
     fn only_webhooks_with_another_bundle_are_patched() {
         let configuration = configuration_with_bundles(&[Some("a"), Some("b"), None]);
-        let outdated = outdated_webhooks(&configuration, "a");
-        assert_eq!(outdated, ["w1", "w2"]);
+        let outdated_names = outdated_webhooks(&configuration, "a");
+        assert_eq!(outdated_names, ["w1", "w2"]);
         expect_test::expect![[
             r#"{"webhooks":[{"name":"w1","clientConfig":{"caBundle":"YQ=="}},{"name":"w2","clientConfig":{"caBundle":"YQ=="}}]}"#
         ]]
-        .assert_eq(&bundle_patch(&outdated, "a").to_string());
+        .assert_eq(&bundle_patch(&outdated_names, "a").to_string());
     }
 
     #[test]

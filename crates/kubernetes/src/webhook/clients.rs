@@ -27,27 +27,29 @@ pub enum ClientAuthoritiesError {
     /// The file cannot be read.
     #[error("cannot read {path}: {source}")]
     Io {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The error of the system.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
     /// The file has no valid certificates.
     #[error("{path}: {problem}; use CA certificates in PEM, without keys")]
     Invalid {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The reason.
+        /// The reason that the content is invalid.
         problem: String,
     },
 }
 
 impl ClientAuthorities {
+    /// Reads the file and creates the verifier.
+    ///
     /// # Errors
     /// When the file cannot be read, or has no certificates.
     pub(super) fn open(path: PathBuf) -> Result<Self, ClientAuthoritiesError> {
-        let content = read(&path)?;
+        let content = read_file(&path)?;
         let verifier = build_verifier(&path, &content)?;
         Ok(Self { path, content, verifier })
     }
@@ -58,16 +60,16 @@ impl ClientAuthorities {
 
     /// Reloads the file. Returns true if the certificates have changed; an invalid file changes nothing.
     pub(super) fn reload(&mut self) -> bool {
-        let text = match read(&self.path) {
-            Ok(text) if text == self.content => return false,
-            Ok(text) => text,
+        let content = match read_file(&self.path) {
+            Ok(content) if content == self.content => return false,
+            Ok(content) => content,
             Err(error) => {
                 tracing::debug!(%error, "cannot reload the CA certificates of webhook clients; the previous ones stay in use");
                 return false;
             }
         };
-        let verifier = build_verifier(&self.path, &text);
-        self.content = text;
+        let verifier = build_verifier(&self.path, &content);
+        self.content = content;
         match verifier {
             Ok(verifier) => {
                 tracing::info!(path = %self.path.display(), "the webhook verifies clients with new CA certificates");
@@ -87,30 +89,30 @@ impl ClientAuthorities {
 /// # Errors
 /// When the file cannot be read, or has no certificates.
 pub fn read_client_ca(path: &Path) -> Result<String, ClientAuthoritiesError> {
-    let text = read(path)?;
-    build_verifier(path, &text)?;
-    Ok(text)
+    let content = read_file(path)?;
+    build_verifier(path, &content)?;
+    Ok(content)
 }
 
-fn read(path: &Path) -> Result<String, ClientAuthoritiesError> {
+fn read_file(path: &Path) -> Result<String, ClientAuthoritiesError> {
     let read_error = |source| ClientAuthoritiesError::Io { path: path.to_owned(), source };
     let file = open_regular(path, FileOrigin::User).map_err(read_error)?;
-    let mut text = String::new();
-    file.take(MAX_BYTES).read_to_string(&mut text).map_err(read_error)?;
-    Ok(text)
+    let mut content = String::new();
+    file.take(MAX_FILE_BYTES).read_to_string(&mut content).map_err(read_error)?;
+    Ok(content)
 }
 
 fn build_verifier(
     path: &Path,
-    text: &str,
+    content: &str,
 ) -> Result<Arc<dyn ClientCertVerifier>, ClientAuthoritiesError> {
     let invalid =
         |problem: String| ClientAuthoritiesError::Invalid { path: path.to_owned(), problem };
-    if text.contains("PRIVATE KEY-----") {
+    if content.contains("PRIVATE KEY-----") {
         return Err(invalid("it contains a private key".to_owned()));
     }
     let mut roots = RootCertStore::empty();
-    for der in CertificateDer::pem_slice_iter(text.as_bytes()) {
+    for der in CertificateDer::pem_slice_iter(content.as_bytes()) {
         let der = der.map_err(|_| invalid("it is not PEM".to_owned()))?;
         roots.add(der).map_err(|error| invalid(with_causes(&error)))?;
     }
@@ -119,8 +121,8 @@ fn build_verifier(
     verifier.map_err(|_| invalid("it has no certificate".to_owned()))
 }
 
-/// Enough for hundreds of certificates.
-const MAX_BYTES: u64 = 1 << 20;
+/// The maximum size of the file: enough for hundreds of certificates.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -27,14 +27,14 @@ pub(super) async fn renew_certificates(
     client: Client,
     namespace: NamespaceName,
     serving: watch::Sender<Option<Arc<ServerConfig>>>,
-    mut clients: Option<ClientAuthorities>,
+    mut client_authorities: Option<ClientAuthorities>,
 ) -> Infallible {
     let secrets: ObjectApi<Secret> = ObjectApi::for_namespace(client.clone(), &namespace);
     let names = vec![
         format!("{CONTROL}.{namespace}.svc"),
         format!("{CONTROL}.{namespace}.svc.cluster.local"),
     ];
-    let mut current: Option<(WebhookAuthority, SystemTime)> = None;
+    let mut current_authority: Option<(WebhookAuthority, SystemTime)> = None;
     let mut pause = MIN_PAUSE;
     loop {
         let now = SystemTime::now();
@@ -43,38 +43,39 @@ pub(super) async fn renew_certificates(
             // Publish the CA bundle first, so that the listener does not present a certificate that the API
             // server does not trust yet.
             let trust = bundle::publish_bundle(&client, &authority.certificates).await;
-            let is_current = current.as_ref().is_some_and(|(authority_in_use, since)| {
+            let is_current = current_authority.as_ref().is_some_and(|(authority_in_use, since)| {
                 let age = now.duration_since(*since).unwrap_or_default();
                 *authority_in_use == authority && age < SERVING_LIFETIME / 3
             });
             if !is_current {
-                let verifier = clients.as_ref().map(ClientAuthorities::verifier);
+                let verifier = client_authorities.as_ref().map(ClientAuthorities::verifier);
                 let config = authority.server_config(names.clone(), verifier, now)?;
                 serving.send_replace(Some(Arc::new(config)));
                 tracing::info!("the webhook has a new certificate");
-                current = Some((authority, now));
+                current_authority = Some((authority, now));
             }
             trust.map_err(KeysError::from)
         };
         match attempt.await {
             Ok(bundle::TrustState::Trusted) => pause = MAX_PAUSE,
             // The installation is in progress.
-            Ok(bundle::TrustState::Absent | bundle::TrustState::Untrusted) => pause = PAUSE_ABSENT,
+            Ok(bundle::TrustState::Absent | bundle::TrustState::Untrusted) => pause = ABSENT_PAUSE,
             Err(error) => {
                 let error = with_causes(&error);
                 tracing::warn!(error, "cannot maintain the webhook's certificates; retrying soon");
                 pause = (pause * 2).clamp(MIN_PAUSE, MAX_PAUSE);
             }
         }
-        if wait_for_next(pause, clients.as_mut()).await == WakeReason::Clients {
+        if wait_for_next(pause, client_authorities.as_mut()).await == WakeReason::ClientsChanged {
             // Immediately, even if the API server does not respond.
-            let verifier = clients.as_ref().map(ClientAuthorities::verifier);
+            let verifier = client_authorities.as_ref().map(ClientAuthorities::verifier);
             let now = SystemTime::now();
-            let config =
-                current.as_ref().map(|(keys, _)| keys.server_config(names.clone(), verifier, now));
+            let config = current_authority
+                .as_ref()
+                .map(|(keys, _)| keys.server_config(names.clone(), verifier, now));
             match config {
                 Some(Ok(config)) => drop(serving.send_replace(Some(Arc::new(config)))),
-                Some(Err(_)) | None => current = None,
+                Some(Err(_)) | None => current_authority = None,
             }
         }
     }
@@ -83,15 +84,18 @@ pub(super) async fn renew_certificates(
 /// The reason that a wait is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WakeReason {
-    /// The time is up.
+    /// The pause is over.
     Timeout,
     /// The client CA certificates have changed.
-    Clients,
+    ClientsChanged,
 }
 
-async fn wait_for_next(pause: Duration, clients: Option<&mut ClientAuthorities>) -> WakeReason {
+async fn wait_for_next(
+    pause: Duration,
+    client_authorities: Option<&mut ClientAuthorities>,
+) -> WakeReason {
     let deadline = Instant::now() + pause;
-    let Some(clients) = clients else {
+    let Some(client_authorities) = client_authorities else {
         sleep_until(deadline).await;
         return WakeReason::Timeout;
     };
@@ -101,8 +105,8 @@ async fn wait_for_next(pause: Duration, clients: Option<&mut ClientAuthorities>)
             return WakeReason::Timeout;
         }
         sleep_until(deadline.min(now + CLIENTS_POLL_INTERVAL)).await;
-        if clients.reload() {
-            return WakeReason::Clients;
+        if client_authorities.reload() {
+            return WakeReason::ClientsChanged;
         }
     }
 }
@@ -114,7 +118,7 @@ async fn open_authority(
 ) -> Result<WebhookAuthority, KeysError> {
     for _ in 0..MAX_ATTEMPTS {
         let existing = secrets.get_opt(&WEBHOOK_NAME).await?;
-        let authority = existing.as_ref().map(read).transpose()?;
+        let authority = existing.as_ref().map(read_authority).transpose()?;
         if let Some(authority) = authority.as_ref().filter(|authority| authority.is_fresh(now)) {
             return Ok(authority.clone());
         }
@@ -124,8 +128,11 @@ async fn open_authority(
         let labels = secret.metadata.labels.get_or_insert_default();
         labels.insert("app.kubernetes.io/part-of".to_owned(), "leno".to_owned());
         secret.data = Some(BTreeMap::from([
-            (KEY.to_owned(), ByteString(replacement.key.clone().into_bytes())),
-            (CERTIFICATES.to_owned(), ByteString(replacement.certificates.clone().into_bytes())),
+            (KEY_ENTRY.to_owned(), ByteString(replacement.key.clone().into_bytes())),
+            (
+                CERTIFICATES_ENTRY.to_owned(),
+                ByteString(replacement.certificates.clone().into_bytes()),
+            ),
         ]));
         let parameters = PostParams::default();
         let written = match authority {
@@ -143,13 +150,13 @@ async fn open_authority(
     Err(KeysError::Contended)
 }
 
-fn read(secret: &Secret) -> Result<WebhookAuthority, WebhookAuthorityError> {
+fn read_authority(secret: &Secret) -> Result<WebhookAuthority, WebhookAuthorityError> {
     let text = |key: &str| {
         let bytes = secret.data.as_ref()?.get(key)?;
         String::from_utf8(bytes.0.clone()).ok()
     };
-    let key = text(KEY).ok_or(WebhookAuthorityError::Unreadable("there is no key"))?;
-    let certificates = text(CERTIFICATES);
+    let key = text(KEY_ENTRY).ok_or(WebhookAuthorityError::Unreadable("there is no key"))?;
+    let certificates = text(CERTIFICATES_ENTRY);
     let certificates =
         certificates.ok_or(WebhookAuthorityError::Unreadable("there is no certificate"))?;
     Ok(WebhookAuthority { key, certificates })
@@ -166,14 +173,17 @@ enum KeysError {
     Contended,
 }
 
-const KEY: &str = "ca.key";
-const CERTIFICATES: &str = "ca.crt";
+const KEY_ENTRY: &str = "ca.key";
+const CERTIFICATES_ENTRY: &str = "ca.crt";
 /// The status code for a conflict with another client.
 const CONFLICT: u16 = 409;
 /// The maximum number of attempts after conflicts.
 const MAX_ATTEMPTS: usize = 8;
 /// The interval between checks of the small file with client CA certificates.
 const CLIENTS_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// The initial pause after an error, which doubles up to `MAX_PAUSE`.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
-const PAUSE_ABSENT: Duration = Duration::from_secs(2);
+/// The pause while the webhook configuration is absent or has no CA bundle.
+const ABSENT_PAUSE: Duration = Duration::from_secs(2);
+/// The pause between checks without errors.
 const MAX_PAUSE: Duration = Duration::from_secs(30);

@@ -38,34 +38,36 @@ pub(super) struct WebhookState {
     pub(super) reviews: ConcurrencyLimit,
 }
 
-/// Serves connections until `end`. Then it completes the reviews in progress, and those that arrive within the
-/// time for a last request. From `shutdown` on, responses have `Connection: close`.
+/// Serves connections until `accept_end` is set. Then completes the reviews in progress, and those that arrive
+/// within the time for a last request. After `shutdown` is set, responses have `Connection: close`.
 pub(super) async fn serve_all(
     listener: TcpListener,
     client: Client,
     configs: watch::Receiver<Option<Arc<ServerConfig>>>,
     settings: watch::Receiver<InjectionSettings>,
     shutdown: StopSignal,
-    mut end: StopSignal,
+    mut accept_end: StopSignal,
 ) {
     let reviews = ConcurrencyLimit::new(MAX_REVIEWS, MAX_REVIEWS_PER_SOURCE);
     let state = Arc::new(WebhookState { client, settings, reviews });
-    let admission = ConnectionAdmission::new(HalfOpenLimits::new(MAX_WAITING, MAX_CONNECTIONS));
+    let admission =
+        ConnectionAdmission::new(HalfOpenLimits::new(MAX_WAITING_CONNECTIONS, MAX_CONNECTIONS));
     let mut listener = Listener::new("webhook", listener);
     let mut connections = JoinSet::new();
     loop {
         let has_capacity = connections.len() < MAX_CONNECTIONS;
-        let next = tokio::select! {
+        let connection = tokio::select! {
             Some(_) = connections.join_next() => continue,
-            next = listener.next_until(end.wait_requested()), if has_capacity => next,
+            connection = listener.next_until(accept_end.wait_requested()), if has_capacity => connection,
         };
-        let Some((stream, peer)) = next else { break };
+        let Some((stream, peer)) = connection else { break };
         let Some(config) = configs.borrow().clone() else { continue };
         let source = ConnectionSource::from(peer);
         let half_open = admission.admit(source);
         let state = Arc::clone(&state);
-        let (shutdown, end) = (shutdown.clone(), end.clone());
-        connections.spawn(serve_one(stream, half_open, source, config, state, shutdown, end));
+        let (shutdown, accept_end) = (shutdown.clone(), accept_end.clone());
+        connections
+            .spawn(serve_one(stream, half_open, source, config, state, shutdown, accept_end));
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
@@ -80,9 +82,9 @@ async fn serve_one(
     config: Arc<ServerConfig>,
     state: Arc<WebhookState>,
     shutdown: StopSignal,
-    end: StopSignal,
+    accept_end: StopSignal,
 ) {
-    let mut shutdown_deadline = end.clone();
+    let mut shutdown_deadline = accept_end.clone();
     let handshake = tokio::select! {
         handshake = timeout(HANDSHAKE_TIMEOUT, accept_tls(stream, &half_open, config)) => handshake,
         () = shutdown_deadline.last_call() => return,
@@ -109,7 +111,7 @@ async fn serve_one(
         .header_read_timeout(IDLE_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
     let connection = pin!(connection);
-    let outcome = end
+    let outcome = accept_end
         .serve_connection(&half_open, connection, |connection| connection.graceful_shutdown())
         .await;
     if let Ok(Err(error)) = outcome {
@@ -139,7 +141,7 @@ impl WebhookState {
         if request.method() != Method::POST {
             return text_response(StatusCode::METHOD_NOT_ALLOWED, "send an AdmissionReview");
         }
-        let body = Limited::new(request.into_body(), MAX_BODY).collect();
+        let body = Limited::new(request.into_body(), MAX_BODY_BYTES).collect();
         let body = match timeout(BODY_TIMEOUT, body).await {
             Ok(Ok(body)) => body.to_bytes(),
             Ok(Err(_)) => {
@@ -227,22 +229,28 @@ fn response_with_type(
 
 /// The path for reviews of pods.
 pub const MUTATE_PATH: &str = "/mutate";
-/// The API server accepts objects of at most 3 MiB, and sends old and new versions.
-const MAX_BODY: usize = 8 << 20;
+/// The maximum size of a request body. The API server accepts objects of at most 3 MiB, and sends old and new
+/// versions.
+const MAX_BODY_BYTES: usize = 8 << 20;
+/// The maximum time for the body of a request to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
+/// The maximum number of open connections.
 const MAX_CONNECTIONS: usize = 1024;
-/// Connections without a request, half of them from one source: an API server that creates many pods at once
-/// opens a connection for each.
-pub(super) const MAX_WAITING: usize = 256;
-/// Maximum number of reviews in progress; further ones are rejected. Their connections are not closed in favor
-/// of others, unlike waiting ones, so they are limited to half of all.
+/// The maximum number of connections without a request; half as many from one source: an API server that
+/// creates many pods at once opens a connection for each.
+pub(super) const MAX_WAITING_CONNECTIONS: usize = 256;
+/// The maximum number of reviews in progress; further ones are rejected. Their connections are not closed in
+/// favor of others, unlike waiting ones, so they are limited to half of all.
 const MAX_REVIEWS: usize = MAX_CONNECTIONS / 2;
-/// The same for one source: an API server that creates many pods at once has one for each, for milliseconds.
+/// The maximum number of reviews of one source: an API server that creates many pods at once has one for each,
+/// for milliseconds.
 const MAX_REVIEWS_PER_SOURCE: usize = MAX_CONNECTIONS / 4;
+/// The maximum time of a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longer than the 90 s after which the API server closes idle connections: if both sides may close at the same
-/// time, requests are lost.
+/// The maximum time between requests, longer than the 90 s after which the API server closes idle connections:
+/// if both sides may close at the same time, requests are lost.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
+/// The maximum time to read the namespace of a pod.
 const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(4);
 const UNAVAILABLE: u16 = 503;
 const UNREADABLE_NAMESPACE: &str =

@@ -26,7 +26,7 @@ pub(super) struct AdmissionRequest {
     object: Value,
 }
 
-/// The reason that a request has no response.
+/// The reason that a request cannot be parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum InvalidReview {
     #[error("the body is not an AdmissionReview of admission.k8s.io/v1")]
@@ -38,7 +38,7 @@ pub(super) enum InvalidReview {
 impl AdmissionRequest {
     pub(super) fn parse(body: &[u8], source: ConnectionSource) -> Result<Self, InvalidReview> {
         let mut review: Value = serde_json::from_slice(body).map_err(|_| InvalidReview::Form)?;
-        if review["kind"] != "AdmissionReview" || review["apiVersion"] != VERSION {
+        if review["kind"] != "AdmissionReview" || review["apiVersion"] != ADMISSION_VERSION {
             return Err(InvalidReview::Form);
         }
         let mut request = review["request"].take();
@@ -93,11 +93,11 @@ impl AdmissionRequest {
                     "patch": patch,
                 });
                 if !warnings.is_empty() {
-                    let shown = warnings
+                    let listed_warnings = warnings
                         .iter()
                         .take(MAX_WARNINGS)
                         .map(|warning| format!("leno: {warning}"));
-                    response["warnings"] = shown.collect();
+                    response["warnings"] = listed_warnings.collect();
                 }
                 wrap_response(response)
             }
@@ -137,7 +137,8 @@ impl AdmissionRequest {
         wrap_response(json!({"uid": self.uid, "allowed": false, "status": status}))
     }
 
-    /// Permits a log line. Any pod of the cluster may send reviews, with any namespace in them.
+    /// Returns a log line within the rate limit of the source, if any. Any pod of the cluster may send reviews,
+    /// with any namespace in them.
     fn log_line(&self) -> Option<PermittedLine> {
         LOG_LIMITS.permit_line(self.source, Instant::now())
     }
@@ -152,23 +153,23 @@ impl AdmissionRequest {
     }
 }
 
-/// Returns the beginning of a text, up to a number of bytes.
-fn truncate_bytes(text: &str, bytes: usize) -> &str {
-    text.get(..text.floor_char_boundary(bytes)).unwrap_or_default()
+/// Returns the beginning of a text, at most `max_bytes` long.
+fn truncate_bytes(text: &str, max_bytes: usize) -> &str {
+    text.get(..text.floor_char_boundary(max_bytes)).unwrap_or_default()
 }
 
 fn wrap_response(response: Value) -> Value {
-    json!({"apiVersion": VERSION, "kind": "AdmissionReview", "response": response})
+    json!({"apiVersion": ADMISSION_VERSION, "kind": "AdmissionReview", "response": response})
 }
 
 /// The log rate limit of reviews, per source.
 static LOG_LIMITS: LazyLock<LogLimits<ConnectionSource>> = LazyLock::new(LogLimits::default);
 
-const VERSION: &str = "admission.k8s.io/v1";
+const ADMISSION_VERSION: &str = "admission.k8s.io/v1";
 const BAD_REQUEST: u16 = 400;
-/// The API server limits the total size of warnings.
+/// The maximum number of warnings in a response. The API server limits their total size.
 const MAX_WARNINGS: usize = 10;
-/// The maximum length of names.
+/// The maximum length of a pod's name.
 const MAX_NAME_BYTES: usize = 253;
 /// The maximum length of a logged reason, which quotes the pod.
 const MAX_REASON_BYTES: usize = 1000;

@@ -583,7 +583,7 @@ async fn pods_are_reviewed_past_ten_times_as_many_silent_clients() {
     }});
     for sent in [&Sent::REQUESTS[..], &Sent::HANDSHAKES].concat() {
         // The limit of one source.
-        let number = 10 * listen::MAX_WAITING / 2;
+        let number = 10 * listen::MAX_WAITING_CONNECTIONS / 2;
         expect_served(address, number, sent, b"h2", async || {
             let (status, _) = send_review(address, &bundle, MUTATE_PATH, &review).await;
             assert_eq!(status, StatusCode::OK);

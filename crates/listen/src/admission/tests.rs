@@ -20,7 +20,7 @@ fn loopback_address() -> IpAddr {
 }
 
 #[tokio::test]
-async fn a_silent_peer_is_evicted_for_the_next_of_its_source() {
+async fn a_connection_with_a_silent_peer_is_evicted_for_the_next_one_of_its_source() {
     let admission = test_admission(2);
     let mut silent = JoinSet::new();
     let mut results = Vec::new();
@@ -58,7 +58,7 @@ async fn a_connection_that_does_not_wait_for_its_peer_is_not_evicted() {
     let other = admission.admit(loopback_address());
     other.mark_waiting();
     busy.wait_for_eviction().await;
-    assert_eq!(admission.half_open(), 1);
+    assert_eq!(admission.half_open_count(), 1);
 }
 
 #[tokio::test]
@@ -74,21 +74,21 @@ async fn work_that_waits_for_its_peer_holds_no_turn() {
         tasks.spawn(async move {
             // The peer responds after the first piece of work.
             let work = async move { response.await.map(|()| number) };
-            half_open.in_turns(work).await
+            half_open.run_in_turns(work).await
         });
     }
-    while admission.half_open() < 50 {
+    while admission.half_open_count() < 50 {
         yield_now().await;
     }
     for sender in senders.into_iter().rev() {
         sender.send(()).unwrap();
         assert!(tasks.join_next().await.unwrap().unwrap().unwrap().is_ok());
     }
-    assert_eq!((admission.half_open(), admission.evicted_count()), (0, 0));
+    assert_eq!((admission.half_open_count(), admission.evicted_count()), (0, 0));
 }
 
 #[tokio::test]
-async fn turns_of_ended_tasks_pass_on() {
+async fn the_turn_of_a_dropped_connection_passes_to_the_next_one() {
     let admission = test_admission(100);
     let tasks = LocalSet::new();
     let completed = Rc::new(std::cell::Cell::new(0));
@@ -97,7 +97,7 @@ async fn turns_of_ended_tasks_pass_on() {
         for number in 0..100 {
             let (half_open, completed) = (admission.admit(loopback_address()), completed.clone());
             handles.push(tokio::task::spawn_local(async move {
-                half_open.in_turns(async {}).await.unwrap();
+                half_open.run_in_turns(async {}).await.unwrap();
                 completed.set(completed.get() + 1);
             }));
             if number % 3 == 0 {
@@ -112,5 +112,5 @@ async fn turns_of_ended_tasks_pass_on() {
         }
     };
     timeout(Duration::from_secs(60), tasks.run_until(run)).await.expect("a turn is lost");
-    assert!(completed.get() > 50 && admission.half_open() == 0);
+    assert!(completed.get() > 50 && admission.half_open_count() == 0);
 }

@@ -21,12 +21,12 @@ fn add_waiting(table: &mut HalfOpenTable, number: u8) -> (HalfOpenId, Option<Hal
 }
 
 #[test]
-fn the_oldest_of_a_source_is_evicted_for_its_next() {
+fn the_oldest_connection_of_a_source_is_evicted_for_its_next_one() {
     let mut table = HalfOpenTable::new(LIMITS);
     let first: Vec<HalfOpenId> = (0..3).map(|_| add_waiting(&mut table, 1).0).collect();
     let (_, evicted) = add_waiting(&mut table, 1);
     assert_eq!(evicted, Some(first[0]));
-    assert_eq!(table.state_of(first[0]), Some(HalfOpenState::Evicted));
+    assert_eq!(table.connection_state(first[0]), Some(HalfOpenState::Evicted));
     // A connection with progress is not evicted, and counts as new in its next phase.
     table.record_phase(first[1], PeerPhase::Ended);
     table.start_waiting(first[1]);
@@ -41,11 +41,11 @@ fn a_client_that_sends_single_bytes_keeps_its_age() {
     table.record_phase(slow, PeerPhase::Continues);
     assert_eq!(table.start_waiting(slow), None);
     assert_eq!(add_waiting(&mut table, 1).1, Some(slow));
-    assert_eq!(table.state_of(others[0]), Some(HalfOpenState::Waiting));
+    assert_eq!(table.connection_state(others[0]), Some(HalfOpenState::Waiting));
 }
 
 #[test]
-fn the_source_with_the_most_connections_loses_one_to_another() {
+fn a_connection_of_the_largest_source_is_evicted_for_another_source() {
     let mut table = HalfOpenTable::new(LIMITS);
     let many: Vec<HalfOpenId> = (0..3).map(|_| add_waiting(&mut table, 1).0).collect();
     let (other, evicted) = add_waiting(&mut table, 2);
@@ -81,7 +81,7 @@ fn connections_queued_for_a_turn_are_limited_as_well() {
     ids.iter().for_each(|id| table.join_queue(*id));
     let (newest, evicted) = table.admit(source(2));
     assert_eq!(evicted, Some(ids[2]), "the first two have a turn");
-    assert_eq!((table.len(), table.state_of(newest)), (8, Some(HalfOpenState::Served)));
+    assert_eq!((table.len(), table.connection_state(newest)), (8, Some(HalfOpenState::Served)));
 }
 
 /// A step of a simulation. An index selects a connection of the table.
@@ -112,12 +112,12 @@ impl HalfOpenTable {
         let in_state = |state| self.entries.values().filter(|entry| entry.state == state).count();
         assert_eq!(self.waiting, in_state(HalfOpenState::Waiting));
         assert!(self.waiting <= self.limits.waiting);
-        assert_eq!(self.turns, in_state(HalfOpenState::Running));
-        assert!(self.turns <= self.limits.turns);
+        assert_eq!(self.running, in_state(HalfOpenState::Running));
+        assert!(self.running <= self.limits.turns);
         assert_eq!(self.half_open, self.entries.len() - in_state(HalfOpenState::Evicted));
         let queued = in_state(HalfOpenState::Queued);
         assert!(
-            queued == 0 || self.turns == self.limits.turns,
+            queued == 0 || self.running == self.limits.turns,
             "a turn is free while connections are queued"
         );
         assert_eq!(self.by_count.len(), self.shares.len());
@@ -145,7 +145,7 @@ proptest! {
                 Step::Admit(number) => {
                     let (id, evicted) = table.admit(source(number));
                     ids.push(id);
-                    prop_assert!(evicted.is_none_or(|id| table.state_of(id) == Some(HalfOpenState::Evicted)));
+                    prop_assert!(evicted.is_none_or(|id| table.connection_state(id) == Some(HalfOpenState::Evicted)));
                 }
                 Step::Wait(index) => {
                     let Some(id) = id_at(index) else { continue };

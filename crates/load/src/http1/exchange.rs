@@ -32,15 +32,15 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Http1Exchange<'a, S> {
     }
 
     /// Writes as much as possible, and reads until the response is complete.
-    pub(super) fn poll<W>(
+    pub(super) fn poll<E>(
         &mut self,
         context: &mut Context<'_>,
-        thread_context: &ThreadContext<W>,
+        thread_context: &ThreadContext<E>,
     ) -> Poll<Result<ReceivedResponse, ErrorKind>> {
         while !self.unsent.is_empty() && !self.write_failed {
             match Pin::new(&mut *self.stream).poll_write(context, self.unsent) {
                 Poll::Ready(Ok(written)) if written > 0 => {
-                    thread_context.meter.count_sent(written);
+                    thread_context.byte_counters.count_sent(written);
                     self.unsent = self.unsent.get(written..).unwrap_or_default();
                 }
                 Poll::Ready(_) => self.write_failed = true,
@@ -53,11 +53,11 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Http1Exchange<'a, S> {
             let received = match read {
                 Ok(0) => Some(self.response_reader.finish_at_close()?),
                 Ok(read) => {
-                    thread_context.meter.count_received(read);
+                    thread_context.byte_counters.count_received(read);
                     self.response_reader
                         .parse_bytes(&mut read_buffers.head, &read_buffers.buffer[..read])?
                 }
-                Err(error) => return Poll::Ready(Err(ErrorKind::of_transfer(&error))),
+                Err(error) => return Poll::Ready(Err(ErrorKind::from_transfer_error(&error))),
             };
             if let Some(received) = received {
                 let reusable = received.reusable && self.unsent.is_empty();

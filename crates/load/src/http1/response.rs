@@ -114,5 +114,5 @@ impl ResponseReader {
     }
 }
 
-/// A server may send 100 Continue and early hints; more than a few make no sense.
+/// The maximum number of interim responses before a response: a server may send 100 Continue and early hints.
 const MAX_INTERIM_RESPONSES: u32 = 16;

@@ -17,19 +17,19 @@ impl Http2Request {
         &self,
         sender: SendRequest<Bytes>,
     ) -> Result<ResponseStatus, ErrorKind> {
-        let mut sender = sender.ready().await.map_err(|error| error_kind(&error))?;
+        let mut sender = sender.ready().await.map_err(|error| classify_error(&error))?;
         let (response, mut upload) = sender
             .send_request(self.head.clone(), self.body.is_empty())
-            .map_err(|error| error_kind(&error))?;
+            .map_err(|error| classify_error(&error))?;
         if !self.body.is_empty() {
             // The server may reject the rest and respond.
             drop(upload.send_data(self.body.clone(), true));
         }
-        let (head, mut body) = response.await.map_err(|error| error_kind(&error))?.into_parts();
+        let (head, mut body) = response.await.map_err(|error| classify_error(&error))?.into_parts();
         let status = head.status.as_u16();
         let mut message = GrpcMessage::default();
         while let Some(bytes) = body.data().await {
-            let bytes = bytes.map_err(|error| error_kind(&error))?;
+            let bytes = bytes.map_err(|error| classify_error(&error))?;
             message.record_bytes(&bytes);
             drop(body.flow_control().release_capacity(bytes.len()));
         }
@@ -49,8 +49,8 @@ async fn grpc_status(
     head: &HeaderMap,
     message: &GrpcMessage,
 ) -> Result<u8, ErrorKind> {
-    let trailers = body.trailers().await.map_err(|error| error_kind(&error))?;
-    let status = trailers.as_ref().unwrap_or(head).get(GRPC_STATUS);
+    let trailers = body.trailers().await.map_err(|error| classify_error(&error))?;
+    let status = trailers.as_ref().unwrap_or(head).get(GRPC_STATUS_HEADER);
     let text = status.and_then(|status| status.to_str().ok()).ok_or(ErrorKind::Malformed)?;
     let code: u32 = text.parse().map_err(|_| ErrorKind::Malformed)?;
     if code == 0 && !message.is_complete() {
@@ -83,11 +83,11 @@ impl GrpcMessage {
 }
 
 /// Classifies an error of a connection or a stream.
-pub(super) fn error_kind(error: &h2::Error) -> ErrorKind {
+pub(super) fn classify_error(error: &h2::Error) -> ErrorKind {
     if let Some(error) = error.get_io() {
         // `h2` reports the end of a connection as a broken pipe without an OS error.
         let ended = error.kind() == io::ErrorKind::BrokenPipe && error.raw_os_error().is_none();
-        return if ended { ErrorKind::Closed } else { ErrorKind::of_transfer(error) };
+        return if ended { ErrorKind::Closed } else { ErrorKind::from_transfer_error(error) };
     }
     match (error.is_remote(), error.is_library()) {
         (true, _) if error.is_go_away() => ErrorKind::Closed,
@@ -98,7 +98,7 @@ pub(super) fn error_kind(error: &h2::Error) -> ErrorKind {
     }
 }
 
-const GRPC_STATUS: &str = "grpc-status";
+const GRPC_STATUS_HEADER: &str = "grpc-status";
 
 #[cfg(test)]
 mod tests {

@@ -7,18 +7,18 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::environment::ByteMeter;
+use crate::environment::ByteCounters;
 
 /// A connection with byte counters.
 #[derive(Debug)]
 pub(super) struct MeteredStream<S> {
     stream: S,
-    meter: Rc<ByteMeter>,
+    byte_counters: Rc<ByteCounters>,
 }
 
 impl<S> MeteredStream<S> {
-    pub(super) fn new(stream: S, meter: Rc<ByteMeter>) -> Self {
-        Self { stream, meter }
+    pub(super) fn new(stream: S, byte_counters: Rc<ByteCounters>) -> Self {
+        Self { stream, byte_counters }
     }
 }
 
@@ -30,7 +30,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
-        self.meter.count_received(buffer.filled().len().saturating_sub(before));
+        self.byte_counters.count_received(buffer.filled().len().saturating_sub(before));
         Poll::Ready(Ok(()))
     }
 }
@@ -42,7 +42,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredStream<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
-        self.meter.count_sent(written);
+        self.byte_counters.count_sent(written);
         Poll::Ready(Ok(written))
     }
 
@@ -52,7 +52,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredStream<S> {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, slices))?;
-        self.meter.count_sent(written);
+        self.byte_counters.count_sent(written);
         Poll::Ready(Ok(written))
     }
 

@@ -92,9 +92,9 @@ fn every_error_is_counted_under_its_kind() {
 fn a_closed_port_is_a_connect_error() {
     run(async {
         let server = Http2Server::start(ServerAction::Respond).await;
-        let vacant = tokio::net::TcpSocket::new_v4().unwrap();
-        vacant.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let target = LoadTarget { address: vacant.local_addr().unwrap(), ..server.target() };
+        let unused_socket = tokio::net::TcpSocket::new_v4().unwrap();
+        unused_socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let target = LoadTarget { address: unused_socket.local_addr().unwrap(), ..server.target() };
         let report = drive_plan(http2_plan(target)).await;
         assert_eq!(
             total_report(&report).error_count(ErrorKind::Connect),

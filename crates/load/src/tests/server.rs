@@ -14,7 +14,7 @@ use tokio::task::spawn_local;
 pub(super) struct ScriptedResponse {
     pub(super) text: std::borrow::Cow<'static, str>,
     /// The number of bytes per write.
-    pub(super) piece: usize,
+    pub(super) bytes_per_write: usize,
     /// Closes the connection afterwards.
     pub(super) closes: bool,
     /// Closes the connection with the request unread, which resets it.
@@ -89,7 +89,7 @@ async fn serve_connection(
         if response.stalls {
             tokio::time::sleep(STALL).await;
         }
-        for piece in response.bytes().chunks(response.piece) {
+        for piece in response.bytes().chunks(response.bytes_per_write) {
             if stream.write_all(piece).await.is_err() {
                 return;
             }
@@ -109,7 +109,7 @@ pub(super) const OK_TEXT: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok
 
 pub(super) const OK: ScriptedResponse = ScriptedResponse {
     text: std::borrow::Cow::Borrowed(OK_TEXT),
-    piece: usize::MAX,
+    bytes_per_write: usize::MAX,
     closes: false,
     resets: false,
     stalls: false,

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::clock::Alarm;
+use crate::clock::Timer;
 use crate::drive::ThreadTask;
 use crate::environment::Environment;
 use crate::thread_share::ThreadShare;
@@ -24,15 +24,15 @@ async fn every_request_due_during_a_stall_includes_its_waiting_time() {
     // Due at 4.00, 4.01 … 4.99, response at 5.00 or shortly after.
     assert_eq!(target.latency.count_from(ms(5)), 100);
     assert_eq!(target.latency.count_from(ms(505)), 50);
-    let about = |quantile, expected: Duration| {
+    let assert_quantile = |quantile, expected: Duration| {
         let actual = target.latency.quantile(quantile).unwrap();
         assert!(actual.abs_diff(expected) <= ms(12), "{quantile}: {actual:?}, not {expected:?}");
     };
-    about(0.5, SERVICE);
-    about(0.89, SERVICE);
-    about(0.95, ms(500));
-    about(0.99, ms(900));
-    about(1.0, ms(1000));
+    assert_quantile(0.5, SERVICE);
+    assert_quantile(0.89, SERVICE);
+    assert_quantile(0.95, ms(500));
+    assert_quantile(0.99, ms(900));
+    assert_quantile(1.0, ms(1000));
 }
 
 #[tokio::test(start_paused = true)]
@@ -78,8 +78,8 @@ impl Environment for StalledServer {
         Ok(client_end)
     }
 
-    fn create_alarm(&self) -> io::Result<Alarm> {
-        Ok(Alarm::of_the_runtime())
+    fn create_timer(&self) -> io::Result<Timer> {
+        Ok(Timer::from_runtime())
     }
 }
 

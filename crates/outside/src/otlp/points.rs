@@ -16,9 +16,9 @@ use crate::resource_identity::{AttributeValue, ResourceIdentity};
 /// The time range of cumulative values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimeRange {
-    /// The start of the range.
+    /// The start of the range: the start of the process.
     pub started: SystemTime,
-    /// The time of the reading.
+    /// The end of the range: the time at which the values are read.
     pub now: SystemTime,
 }
 
@@ -30,22 +30,22 @@ impl TimeRange {
     }
 }
 
-/// Export requests with all metrics, filled one after the other.
+/// Export requests with all metrics, filled one after the other up to a size limit.
 #[derive(Debug)]
 pub struct MetricRequests {
     resource: OtlpResource,
     start: u64,
     now: u64,
-    bytes_max: usize,
+    max_bytes: usize,
     completed: Vec<(Vec<u8>, u64)>,
     /// The metrics of the current request.
     metrics: Vec<OtlpMetric>,
-    points: u64,
+    point_count: u64,
     bytes: usize,
     /// The current metric.
     family: Option<&'static MetricFamily>,
-    numbers: Vec<NumberPoint>,
-    histograms: Vec<HistogramPoint>,
+    number_points: Vec<NumberPoint>,
+    histogram_points: Vec<HistogramPoint>,
 }
 
 impl MetricRequests {
@@ -58,20 +58,20 @@ impl MetricRequests {
     pub(crate) fn with_limit(
         identity: &ResourceIdentity,
         range: TimeRange,
-        bytes_max: usize,
+        max_bytes: usize,
     ) -> Self {
         Self {
             resource: OtlpResource::from_source(identity),
             start: unix_nanoseconds(range.started),
             now: unix_nanoseconds(range.now),
-            bytes_max,
+            max_bytes,
             completed: Vec::new(),
             metrics: Vec::new(),
-            points: 0,
+            point_count: 0,
             bytes: 0,
             family: None,
-            numbers: Vec::new(),
-            histograms: Vec::new(),
+            number_points: Vec::new(),
+            histogram_points: Vec::new(),
         }
     }
 
@@ -83,11 +83,12 @@ impl MetricRequests {
         self.completed
     }
 
-    /// Accounts for an added point. If the request is full, the rest of the metric goes into the next one.
+    /// Counts an added point and its bytes. If the request is full, further points of the metric are added to
+    /// the next one.
     fn account_point(&mut self, bytes: usize) {
-        self.points += 1;
+        self.point_count += 1;
         self.bytes += bytes + ELEMENT_BYTES;
-        if self.bytes >= self.bytes_max {
+        if self.bytes >= self.max_bytes {
             self.close_metric();
             self.close_request();
         }
@@ -95,22 +96,25 @@ impl MetricRequests {
 
     fn close_metric(&mut self) {
         let Some(family) = self.family else { return };
-        let numbers = std::mem::take(&mut self.numbers);
-        let histograms = std::mem::take(&mut self.histograms);
-        if numbers.is_empty() && histograms.is_empty() {
+        let number_points = std::mem::take(&mut self.number_points);
+        let histogram_points = std::mem::take(&mut self.histogram_points);
+        if number_points.is_empty() && histogram_points.is_empty() {
             return;
         }
         let data = match family.kind {
             MetricKind::Counter => MetricData::Sum(Sum {
-                points: numbers,
+                points: number_points,
                 temporality: CUMULATIVE,
                 is_monotonic: true,
             }),
             // No metric of Leno is a summary.
-            MetricKind::Gauge | MetricKind::Summary => MetricData::Gauge(Gauge { points: numbers }),
-            MetricKind::Histogram => {
-                MetricData::Histogram(OtlpHistogram { points: histograms, temporality: CUMULATIVE })
+            MetricKind::Gauge | MetricKind::Summary => {
+                MetricData::Gauge(Gauge { points: number_points })
             }
+            MetricKind::Histogram => MetricData::Histogram(OtlpHistogram {
+                points: histogram_points,
+                temporality: CUMULATIVE,
+            }),
         };
         self.metrics.push(OtlpMetric {
             name: family.name.to_owned(),
@@ -129,8 +133,8 @@ impl MetricRequests {
         let resource = Some(self.resource.clone());
         let metrics = ResourceMetrics { resource, scope_metrics: vec![metrics] };
         let request = ExportMetricsRequest { resource_metrics: vec![metrics] };
-        self.completed.push((request.encode_to_vec(), self.points));
-        (self.points, self.bytes) = (0, 0);
+        self.completed.push((request.encode_to_vec(), self.point_count));
+        (self.point_count, self.bytes) = (0, 0);
     }
 }
 
@@ -154,7 +158,7 @@ impl MetricVisitor for MetricRequests {
             attributes: label_attributes(labels),
         };
         let bytes = point.encoded_len();
-        self.numbers.push(point);
+        self.number_points.push(point);
         self.account_point(bytes);
     }
 
@@ -170,10 +174,10 @@ impl MetricVisitor for MetricRequests {
             attributes: label_attributes(labels),
             ..HistogramPoint::default()
         };
-        for (limit, count, exemplar) in durations.buckets() {
+        for (bound, count, exemplar) in durations.buckets() {
             point.count += count;
             point.bucket_counts.push(count);
-            point.explicit_bounds.extend(limit.map(|limit| limit.as_secs_f64()));
+            point.explicit_bounds.extend(bound.map(|bound| bound.as_secs_f64()));
             point.exemplars.extend(exemplar.map(|exemplar| OtlpExemplar {
                 time_unix_nano: unix_nanoseconds(exemplar.ended),
                 seconds: Some(exemplar.duration.as_secs_f64()),
@@ -182,12 +186,12 @@ impl MetricVisitor for MetricRequests {
             }));
         }
         let bytes = point.encoded_len();
-        self.histograms.push(point);
+        self.histogram_points.push(point);
         self.account_point(bytes);
     }
 }
 
-/// Returns labels that are not empty: Prometheus treats an empty label as absent.
+/// Returns the labels with a value as attributes: Prometheus treats an empty label as absent.
 fn label_attributes(labels: &[(&'static str, &str)]) -> Vec<KeyValue> {
     let non_empty = labels.iter().filter(|(_, value)| !value.is_empty());
     non_empty

@@ -244,7 +244,7 @@ impl MetricSource for TestMetrics {
         Some(requests)
     }
 
-    async fn write_last_metrics(mut self, requests: MetricRequests) -> Option<MetricRequests> {
+    async fn write_final_metrics(mut self, requests: MetricRequests) -> Option<MetricRequests> {
         self.write_metrics(requests).await
     }
 }
@@ -317,7 +317,7 @@ fn a_final_push_is_sent_at_the_end() {
 }
 
 #[test]
-fn pushing_ends_with_the_source_of_metrics() {
+fn the_export_ends_when_the_source_of_metrics_ends() {
     run(async {
         let receiver = Receiver::start(Vec::new()).await;
         let (sender, settings) = watch::channel(push_settings(&receiver));

@@ -1,4 +1,4 @@
-//! Connectivity check of the endpoints of a service from this proxy.
+//! The admin page `/connectivity`: connects from this proxy to the endpoints of a service.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,37 +17,41 @@ use crate::upstream::connect::{TlsContext, connect_tcp, open_tls_to};
 /// time.
 ///
 /// # Errors
-/// The error in the query.
-pub(super) async fn run_query(admin: &Rc<Admin>, query: &str) -> Result<Value, String> {
-    let name = query.split('&').find_map(|pair| pair.strip_prefix("service="));
-    let name = name.and_then(|name| name.parse::<ServiceName>().ok());
-    let name = name.ok_or("the service is missing: use /connectivity?service=NAMESPACE/NAME\n")?;
+/// A message for the client: the query names no service, or the proxy is stopping.
+pub(super) async fn check_service_endpoints(
+    admin: &Rc<Admin>,
+    query: &str,
+) -> Result<Value, String> {
+    let service = query.split('&').find_map(|pair| pair.strip_prefix("service="));
+    let service = service.and_then(|service| service.parse::<ServiceName>().ok());
+    let service =
+        service.ok_or("the service is missing: use /connectivity?service=NAMESPACE/NAME\n")?;
     let Ok(_permit) = admin.connectivity_permit.acquire().await else {
         return Err("the sidecar is stopping\n".to_owned());
     };
-    let (failure, endpoints) =
-        match admin.config_store.with_service(&name, MAX_DISCOVERY_WAIT).await {
+    let (discovery_failure, endpoints) =
+        match admin.config_store.with_service(&service, MAX_DISCOVERY_WAIT).await {
             Ok((config, _)) => {
-                let service = config.compiled.snapshot.services.get(&name);
-                let ports = service.iter().flat_map(|service| service.ports.values());
+                let service_config = config.compiled.snapshot.services.get(&service);
+                let ports = service_config.iter().flat_map(|service| service.ports.values());
                 (None, ports.flat_map(|port| port.endpoints.iter().cloned()).collect())
             }
             Err(reason) => (Some(reason.label()), Vec::new()),
         };
     let omitted = endpoints.len().saturating_sub(MAX_ENDPOINTS);
-    let mut results = check_all(admin, endpoints).await;
+    let mut results = check_endpoints(admin, endpoints).await;
     results.sort_by(|first, second| first.0.cmp(&second.0));
     let results: Vec<Value> = results.into_iter().map(|(_, result)| result).collect();
     Ok(json!({
-        "service": name.to_string(),
-        "reason": failure,
+        "service": service.to_string(),
+        "reason": discovery_failure,
         "endpoints": results,
         "omitted": omitted,
     }))
 }
 
 /// Checks all endpoints concurrently, each with its own timeout. Returns a sort key and the result of each.
-async fn check_all(admin: &Rc<Admin>, endpoints: Vec<Arc<Endpoint>>) -> Vec<(String, Value)> {
+async fn check_endpoints(admin: &Rc<Admin>, endpoints: Vec<Arc<Endpoint>>) -> Vec<(String, Value)> {
     let mut checks = JoinSet::new();
     for endpoint in endpoints.into_iter().take(MAX_ENDPOINTS) {
         let admin = admin.clone();
@@ -133,9 +137,9 @@ mod tests {
             assert_eq!(app.received_requests().len(), 0, "the check sends no request");
             // A server reports an untrusted client only after the handshake.
             let directory = tempfile::tempdir().unwrap();
-            let foreign_authority =
+            let other_authority =
                 crate::tests::fixture::test_authority(directory.path(), "cluster.local");
-            mesh.client.set_credential(test_credential(&foreign_authority, "productpage"));
+            mesh.client.set_credential(test_credential(&other_authority, "productpage"));
             assert!(check_endpoint(&mesh.server_endpoint(), &tls_context).await.is_err());
         });
     }

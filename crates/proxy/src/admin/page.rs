@@ -1,4 +1,4 @@
-//! Contents of the admin endpoint, as JSON.
+//! The pages of the admin endpoint as JSON, and the readiness of the proxy.
 
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime};
@@ -96,9 +96,9 @@ fn address_entries(snapshot: &Snapshot) -> BTreeMap<String, String> {
     addresses.map(|(address, entry)| (address.to_string(), describe(entry))).collect()
 }
 
-/// Returns the number of open connections, and lists at most [`MAX_LISTED`] of them.
+/// Returns the number of open connections, and lists at most [`MAX_LISTED_CONNECTIONS`] of them.
 pub(super) fn open_connections(admin: &Admin) -> Value {
-    let (open, listed) = admin.connections.snapshot(MAX_LISTED);
+    let (open, listed) = admin.connections.snapshot(MAX_LISTED_CONNECTIONS);
     let listed: Vec<_> = listed
         .iter()
         .map(|connection| {
@@ -297,7 +297,8 @@ fn tracing_settings(admin: &Admin) -> Value {
     })
 }
 
-/// Returns the destination of the access log if it is not standard output.
+/// Returns the access log settings, with the collector if the destination is not standard output; null without
+/// an access log.
 fn access_log(admin: &Admin) -> Value {
     let settings = admin.config_store.observability.active_settings();
     let Some(log) = settings.as_ref().and_then(|settings| settings.access_log()) else {
@@ -333,4 +334,4 @@ fn certificate_details(admin: &Admin) -> Value {
 }
 
 /// The maximum number of connections that are listed; the count is always exact.
-const MAX_LISTED: usize = 1000;
+const MAX_LISTED_CONNECTIONS: usize = 1000;

@@ -43,7 +43,8 @@ pub(crate) struct ConnectionPeers<'a> {
     pub(crate) service: Option<&'a ServiceName>,
 }
 
-/// Builds the check request, with this excerpt of the body.
+/// Builds the message of a check request. `edits`: the header changes of earlier checks. `excerpt`: the part of
+/// the body that the rule sends.
 pub(crate) fn build_request(
     rule: &CompiledAuthorization,
     request: &Request<'_>,
@@ -77,9 +78,9 @@ pub(crate) fn build_request(
         excerpt.as_ref().filter(|excerpt| !excerpt.is_partial).map(|excerpt| excerpt.bytes.len());
     if let Some(excerpt) = &excerpt {
         let value = excerpt.is_partial.to_string();
-        headers.push(Pair { key: PARTIAL_BODY.to_owned(), value });
+        headers.push(Pair { key: PARTIAL_BODY_HEADER.to_owned(), value });
     }
-    let declared = first_value("content-length").and_then(|length| length.parse().ok());
+    let declared_length = first_value("content-length").and_then(|length| length.parse().ok());
     let body_bytes = body_bytes.and_then(|bytes| i64::try_from(bytes).ok());
     let packs_as_bytes = rule.rule.body.is_some_and(|body| body.pack_as_bytes);
     let (body, raw_body) = match excerpt {
@@ -94,7 +95,7 @@ pub(crate) fn build_request(
         path,
         host: view.authority.to_owned(),
         scheme: SCHEME.to_owned(),
-        size: declared.or(body_bytes).unwrap_or(-1),
+        size: declared_length.or(body_bytes).unwrap_or(-1),
         protocol: if request.is_grpc() { "HTTP/2" } else { "HTTP/1.1" }.to_owned(),
         body,
         raw_body,
@@ -115,8 +116,8 @@ pub(crate) fn build_request(
     CheckRequest { attributes: Some(attributes) }.encode_to_vec()
 }
 
-/// Returns an excerpt as text, for services that take text only; protobuf strings must be UTF-8. A character
-/// that the end of the excerpt truncates is left out if all bytes before it are valid.
+/// Converts an excerpt to text for the field `body`, since protobuf strings must be UTF-8. A character that the
+/// end of the excerpt truncates is left out if all bytes before it are valid.
 fn excerpt_text(excerpt: &BufferedExcerpt) -> String {
     let bytes = match std::str::from_utf8(&excerpt.bytes) {
         Err(error) if excerpt.is_partial && error.error_len().is_none() => {
@@ -163,7 +164,7 @@ fn reported_headers(
         // Clients must not set the header that marks a partial body.
         if field.hop_by_hop
             || is_changed
-            || name == PARTIAL_BODY
+            || name == PARTIAL_BODY_HEADER
             || !is_reported(if name == "host" { ":authority" } else { &name })
         {
             continue;
@@ -179,8 +180,9 @@ fn reported_headers(
     reported
 }
 
-/// Converts a response to the decision for a request with these fields.
-pub(crate) fn parse_verdict(
+/// Decodes a response of the service to its decision. `view`: the request, whose headers the decision may
+/// change.
+pub(crate) fn parse_decision(
     message: Bytes,
     view: &RequestView<'_>,
 ) -> Result<AuthorizationResult, CheckError> {
@@ -225,7 +227,7 @@ fn denied_response(denied: Denied) -> FixedResponse {
         u16::try_from(status).ok().filter(|status| FixedResponse::is_valid_status(*status));
     let mut headers = Vec::new();
     for option in denied.headers {
-        // The request is denied even if some of the headers are invalid.
+        // Invalid headers are left out: the request is denied in any case.
         let Ok(HeaderChange { name, value, .. }) = header_change(option, HeaderAction::Append)
         else {
             continue;
@@ -269,10 +271,10 @@ fn unusable_response(problem: impl std::fmt::Display) -> CheckError {
     CheckError::Unusable(problem.to_string())
 }
 
-/// The gRPC method.
+/// The path of the gRPC method.
 pub(crate) const METHOD: &str = "/envoy.service.auth.v3.Authorization/Check";
 /// The header that indicates whether the body is partial.
-const PARTIAL_BODY: &str = "x-envoy-auth-partial-body";
+const PARTIAL_BODY_HEADER: &str = "x-envoy-auth-partial-body";
 /// The scheme used towards the application.
 const SCHEME: &str = "http";
 

@@ -67,7 +67,7 @@ async fn send_once(
     let _load_guard = upstream.start_request();
     let outcome = match upstream.acquire(worker, None, ConnectWait::Whole).await {
         Ok(Checkout::Link(link)) => exchange_messages(worker, &link, &host, call).await,
-        // Check services of the mesh have a sidecar.
+        // Only endpoints with a sidecar were selected.
         Ok(Checkout::Http1(_) | Checkout::Http2(_)) => Err(CheckError::Mesh(Reason::Unsupported)),
         Err(reason) => Err(reason.into()),
     };
@@ -105,7 +105,7 @@ async fn exchange_messages(
         "POST {} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/grpc\r\nte: trailers\r\n\
          grpc-timeout: {}\r\n\r\n",
         call.method,
-        call.timeout_value()
+        call.grpc_timeout()
     );
     let stream = link.open_stream(StreamKind::Http, false, |head_buffer| {
         head_buffer.extend_from_slice(head.as_bytes())

@@ -23,10 +23,10 @@ pub(crate) enum RateLimitResult {
     /// The request is within the limits and continues, with these changes of the request and response headers.
     WithinLimit { request: HeaderEdits, response: HeaderEdits },
     /// The request is over a limit. `wait` is the time until the limit resets, if known.
-    OverLimit { answer: FixedResponse, wait: Option<Duration> },
+    OverLimit { response: FixedResponse, wait: Option<Duration> },
 }
 
-/// Builds the rate limit request for these descriptors.
+/// Builds the message of a rate limit request with these descriptors.
 pub(crate) fn build_request(
     limit: &CompiledGlobalLimit,
     descriptors: Vec<RequestDescriptor>,
@@ -47,8 +47,9 @@ pub(crate) fn build_request(
     request.encode_to_vec()
 }
 
-/// Converts a response to the decision for a request with these fields.
-pub(crate) fn parse_verdict(
+/// Decodes a response of the service to its decision. `view`: the request, whose headers the decision may
+/// change.
+pub(crate) fn parse_decision(
     message: Bytes,
     limit: &CompiledGlobalLimit,
     view: &RequestView<'_>,
@@ -60,12 +61,12 @@ pub(crate) fn parse_verdict(
         request_headers_to_add,
         raw_body,
     } = RateLimitResponse::decode(message).map_err(unusable_response)?;
-    let reported_limits =
-        if limit.rule.rate_limit_headers { reported_limits(&statuses) } else { Vec::new() };
+    let limit_headers =
+        if limit.rule.rate_limit_headers { limit_headers(&statuses) } else { Vec::new() };
     match overall_code {
         OK => {
             let mut headers_to_add = header_changes(response_headers_to_add)?;
-            headers_to_add.extend(reported_limits);
+            headers_to_add.extend(limit_headers);
             let response = response_edits(&headers_to_add).map_err(unusable_response)?;
             let request = header_changes(request_headers_to_add)?;
             let request = request_edits(&request, &[], view.fields).map_err(unusable_response)?;
@@ -74,11 +75,11 @@ pub(crate) fn parse_verdict(
         OVER_LIMIT => {
             let rule_response = limit.response.as_deref().cloned().unwrap_or_default();
             let body = String::from_utf8(raw_body).ok().filter(|body| !body.is_empty());
-            // The request is over the limit even if some of the headers are invalid.
+            // Invalid headers are left out: the request is over the limit in any case.
             let headers_to_add =
                 response_headers_to_add.into_iter().filter_map(|header| header_change(header).ok());
             let headers_to_add = headers_to_add
-                .chain(reported_limits)
+                .chain(limit_headers)
                 .filter_map(|change| response_edits(&[change]).ok());
             let headers_to_add =
                 headers_to_add.flat_map(|HeaderEdits { set, add, .. }| set.into_iter().chain(add));
@@ -90,8 +91,8 @@ pub(crate) fn parse_verdict(
             };
             let exceeded = statuses.iter().filter(|status| status.code == OVER_LIMIT);
             Ok(RateLimitResult::OverLimit {
-                answer: response,
-                wait: exceeded.filter_map(until_reset).max(),
+                response,
+                wait: exceeded.filter_map(time_until_reset).max(),
             })
         }
         code => Err(unusable_response(format!("overall_code {code} is unknown"))),
@@ -113,10 +114,11 @@ fn header_change(header: HeaderValue) -> Result<HeaderChange, CheckError> {
 
 /// Returns the limit with the fewest remaining requests, in the three headers of
 /// `draft-polli-ratelimit-headers-03`, as Envoy writes them.
-fn reported_limits(statuses: &[DescriptorStatus]) -> Vec<HeaderChange> {
+fn limit_headers(statuses: &[DescriptorStatus]) -> Vec<HeaderChange> {
     let limited =
         statuses.iter().filter_map(|status| Some((status, status.current_limit.as_ref()?)));
-    let Some((lowest, limit)) = limited.clone().min_by_key(|(status, _)| status.limit_remaining)
+    let Some((lowest_status, limit)) =
+        limited.clone().min_by_key(|(status, _)| status.limit_remaining)
     else {
         return Vec::new();
     };
@@ -129,10 +131,10 @@ fn reported_limits(statuses: &[DescriptorStatus]) -> Vec<HeaderChange> {
             quotas.push_str(&format!(";name=\"{}\"", limit.name));
         }
     }
-    let reset = until_reset(lowest).unwrap_or_default().as_secs();
+    let reset = time_until_reset(lowest_status).unwrap_or_default().as_secs();
     [
         ("x-ratelimit-limit", quotas),
-        ("x-ratelimit-remaining", lowest.limit_remaining.to_string()),
+        ("x-ratelimit-remaining", lowest_status.limit_remaining.to_string()),
         ("x-ratelimit-reset", reset.to_string()),
     ]
     .map(|(name, value)| HeaderChange {
@@ -144,7 +146,7 @@ fn reported_limits(statuses: &[DescriptorStatus]) -> Vec<HeaderChange> {
 }
 
 /// Returns the time until the limit of a descriptor resets; `None` if it is unknown or invalid.
-fn until_reset(status: &DescriptorStatus) -> Option<Duration> {
+fn time_until_reset(status: &DescriptorStatus) -> Option<Duration> {
     let time = status.duration_until_reset.as_ref()?;
     Some(Duration::new(u64::try_from(time.seconds).ok()?, u32::try_from(time.nanos).ok()?))
 }
@@ -163,7 +165,7 @@ fn unusable_response(problem: impl std::fmt::Display) -> CheckError {
     CheckError::Unusable(problem.to_string())
 }
 
-/// The gRPC method.
+/// The path of the gRPC method.
 pub(crate) const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 /// `OK` of `RateLimitResponse.Code`.
 const OK: i32 = 1;

@@ -31,10 +31,10 @@ pub(super) struct CheckServiceConnections {
     consecutive_timeouts: Cell<u32>,
 }
 
-/// An attempt without a response.
+/// The failure of one attempt.
 enum FailedCall {
-    /// The server did not process the request (RFC 9113 §6.8 and §8.7), which may be sent again. `is_reset`:
-    /// the server reset the stream.
+    /// The server did not process the request (RFC 9113 §6.8 and §8.7), which may be sent again. `is_reset` is
+    /// true if the server reset the stream.
     Unprocessed { checkout: Http2Checkout, is_reset: bool, error: CheckError },
     /// The server may have processed the request.
     Final(CheckError),
@@ -84,7 +84,7 @@ impl CheckServiceConnections {
             .version(Version::HTTP_2)
             .header(CONTENT_TYPE, "application/grpc")
             .header(TE, "trailers")
-            .header("grpc-timeout", call.timeout_value())
+            .header("grpc-timeout", call.grpc_timeout())
             .body(())
             .map_err(protocol_error)?;
         let (response, mut stream) = match checkout.open_stream(request, false) {
@@ -124,7 +124,7 @@ impl CheckServiceConnections {
             message::append_part(&mut message_bytes, &chunk).map_err(CheckError::from)?;
         }
         let trailers = body.trailers().await.map_err(protocol_error)?.unwrap_or_default();
-        match grpc_status(&trailers).or_else(|| grpc_status(&head.headers)).as_deref() {
+        match read_grpc_status(&trailers).or_else(|| read_grpc_status(&head.headers)).as_deref() {
             Some("0") => {
                 Ok(message::single_message(message_bytes.freeze()).map_err(CheckError::from)?)
             }
@@ -168,13 +168,13 @@ impl CheckServiceConnections {
             tokio::select! {
                 biased;
                 () = attempt_ended => {}
-                Some(checkout) = self.pool.room_on_open() => return Ok(checkout),
+                Some(checkout) = self.pool.wait_for_room_on_open() => return Ok(checkout),
             }
             let Some(error) = self.last_error.borrow().clone() else { continue };
             if !self.pool.is_open() {
                 return Err(error);
             }
-            if let Some(checkout) = self.pool.room_on_open().await {
+            if let Some(checkout) = self.pool.wait_for_room_on_open().await {
                 return Ok(checkout);
             }
         }
@@ -224,7 +224,8 @@ async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>,
     })
 }
 
-fn grpc_status(fields: &HeaderMap) -> Option<String> {
+/// Reads `grpc-status` from headers or trailers, truncated to [`MAX_STATUS_CHARACTERS`].
+fn read_grpc_status(fields: &HeaderMap) -> Option<String> {
     let status = fields.get("grpc-status")?;
     Some(status.to_str().unwrap_or("2").chars().take(MAX_STATUS_CHARACTERS).collect())
 }

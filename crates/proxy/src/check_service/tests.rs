@@ -27,7 +27,7 @@ use crate::tests::fixture::{
     service_config, test_credential, test_service, wait_until,
 };
 
-/// A gRPC server that responds to each check request, or leaves it without a response.
+/// A gRPC server that records each check request, and responds to it or leaves it open.
 struct RecordingService {
     address: SocketAddr,
     received_checks: Rc<RefCell<Vec<ReceivedCheck>>>,
@@ -104,7 +104,7 @@ impl RecordingService {
     }
 }
 
-/// Long enough for a busy machine; tests of timeouts use a shorter time.
+/// The timeout of checks, which a busy machine does not reach; tests of timeouts use a shorter one.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn check_service_at(address: SocketAddr, failure_mode: FailureMode) -> CheckService {
@@ -158,7 +158,7 @@ fn server_count(mesh: &Mesh, count: Count) -> u64 {
 }
 
 /// Denies requests without `x-key`.
-fn by_key(question: &[u8]) -> Option<Vec<u8>> {
+fn decide_by_key(question: &[u8]) -> Option<Vec<u8>> {
     let question = CheckRequest::decode(question).unwrap();
     let http = question.attributes.unwrap().request.unwrap().http.unwrap();
     let has_key = http.headers.iter().any(|header| header.key == "x-key");
@@ -174,7 +174,7 @@ fn a_service_decides_and_changes_allowed_requests() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let recorder = RecordingService::respond_with(by_key).await;
+        let recorder = RecordingService::respond_with(decide_by_key).await;
         let rule = Authorization {
             context_extensions: vec![("rule".to_owned(), "all".to_owned())],
             ..authorization_rule(recorder.check_service(FailureMode::Deny))
@@ -225,7 +225,7 @@ fn only_matching_requests_are_checked_with_the_selected_headers() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let recorder = RecordingService::respond_with(by_key).await;
+        let recorder = RecordingService::respond_with(decide_by_key).await;
         let admin = PathMatch::Prefix("/admin".to_owned());
         let rule = Authorization {
             requests: vec![RequestMatch { path: admin, ..RequestMatch::default() }],
@@ -286,11 +286,11 @@ fn the_failure_mode_decides_without_a_response_of_the_service() {
                 Client::connect(mesh.listener).await.send_request(REQUEST_WITHOUT_KEY).await;
             let reason = (status == 403).then_some("authorization-unavailable");
             assert_eq!(response.verdict(), (status, reason));
-            let after = [Count::AuthorizationFailed, Count::AuthorizationFailureModeAllowed]
+            let counts_after = [Count::AuthorizationFailed, Count::AuthorizationFailureModeAllowed]
                 .map(|count| server_count(&mesh, count));
             let skipped = u64::from(becomes == FailureMode::Allow);
             assert_eq!(
-                [after[0] - counts_before[0], after[1] - counts_before[1]],
+                [counts_after[0] - counts_before[0], counts_after[1] - counts_before[1]],
                 [1 - skipped, skipped]
             );
         }
@@ -321,7 +321,7 @@ fn access_policies_decide_first_and_opaque_bytes_are_rejected() {
         let app = Application::with_response(OK).await;
         let mesh =
             Mesh::with_access(app.address, leno_model::Access::AllowListed(Vec::new())).await;
-        let recorder = RecordingService::respond_with(by_key).await;
+        let recorder = RecordingService::respond_with(decide_by_key).await;
         let rule = port_check(authorization_rule(recorder.check_service(FailureMode::Deny)));
         mesh.set_checks(vec![rule], Vec::new());
         let response = Client::connect(mesh.listener).await.send_request(REQUEST_WITH_KEY).await;
@@ -348,7 +348,7 @@ fn a_service_of_the_mesh_is_called_over_links() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let recorder = RecordingService::respond_with(by_key).await;
+        let recorder = RecordingService::respond_with(decide_by_key).await;
         let setup = Setup { protocol: Protocol::Grpc, ..Setup::default() };
         let (_sidecar, endpoint) =
             mesh.start_server_with("authz-1", recorder.address, &setup).await;
@@ -368,12 +368,12 @@ fn a_service_of_the_mesh_is_called_over_links() {
             (401, Some("denied-by-service"))
         );
         assert_eq!(recorder.received_checks.borrow().len(), 2);
-        // The service has no endpoints any more.
-        let none = vec![service_config(Protocol::Grpc, &[])];
+        // The service has no endpoints from now on.
+        let services_without_endpoints = vec![service_config(Protocol::Grpc, &[])];
         mesh.set_checks_with_services(
             vec![port_check(authorization_rule(check_service))],
             Vec::new(),
-            none,
+            services_without_endpoints,
         );
         let response = client.send_request(REQUEST_WITH_KEY).await;
         assert_eq!(response.verdict(), (403, Some("authorization-unavailable")));
@@ -457,7 +457,7 @@ fn a_response_over_the_size_limit_is_an_error() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let recorder = RecordingService::respond_with(|_| {
-            let body = "a".repeat(message::MAX_ANSWER_BYTES);
+            let body = "a".repeat(message::MAX_RESPONSE_BYTES);
             let denied = Denied { body, ..Denied::default() };
             Some(CheckResponse { denied: Some(denied), ..CheckResponse::default() }.encode_to_vec())
         })

@@ -23,22 +23,23 @@ pub(crate) async fn detect_protocol(
     declared: Protocol,
     max_wait: Duration,
     io: &Io,
-    early: &mut BytesMut,
+    early_bytes: &mut BytesMut,
 ) -> Option<ConnectionProtocol> {
     let limits = &worker.config.limits;
     match declared {
         Protocol::Tcp => Some(ConnectionProtocol::Opaque),
         // A silent client implies a protocol in which the server speaks first.
-        Protocol::Detect => match timeout(limits.detect_timeout, sniff_connection(io, early)).await
-        {
-            Ok(DetectedProtocol::Http1) => Some(ConnectionProtocol::Http1),
-            Ok(DetectedProtocol::Http2) => Some(ConnectionProtocol::Http2),
-            // The protocol of the application is unknown: bytes are forwarded unchanged.
-            Ok(_) | Err(_) => Some(ConnectionProtocol::Opaque),
-        },
+        Protocol::Detect => {
+            match timeout(limits.detect_timeout, sniff_connection(io, early_bytes)).await {
+                Ok(DetectedProtocol::Http1) => Some(ConnectionProtocol::Http1),
+                Ok(DetectedProtocol::Http2) => Some(ConnectionProtocol::Http2),
+                // The protocol of the application is unknown: bytes are forwarded unchanged.
+                Ok(_) | Err(_) => Some(ConnectionProtocol::Opaque),
+            }
+        }
         Protocol::Http | Protocol::Http2 | Protocol::Grpc => {
             let sniffed = loop {
-                if early.is_empty() {
+                if early_bytes.is_empty() {
                     let mut phase = worker.phase.clone();
                     let readable_within =
                         |max_wait| timeout(max_wait, poll_fn(|cx| io.poll_readable(cx)));
@@ -52,10 +53,10 @@ pub(crate) async fn detect_protocol(
                         }
                     }
                 }
-                match timeout(limits.head_timeout, sniff_connection(io, early)).await {
+                match timeout(limits.head_timeout, sniff_connection(io, early_bytes)).await {
                     Ok(sniffed) => break sniffed,
                     // A spurious wakeup: no byte has arrived.
-                    Err(_) if early.is_empty() => {}
+                    Err(_) if early_bytes.is_empty() => {}
                     // The reader of the head reports a client that stops halfway.
                     Err(_) => break DetectedProtocol::Incomplete,
                 }
@@ -112,12 +113,12 @@ pub(super) async fn protocol_at(worker: &Worker, address: SocketAddr) -> Protoco
 }
 
 /// Returns the protocol of the target in the current configuration.
-pub(super) fn protocol_now(worker: &Worker, listener_kind: &ListenerKind) -> Option<Protocol> {
+pub(super) fn current_protocol(worker: &Worker, listener_kind: &ListenerKind) -> Option<Protocol> {
     match listener_kind {
         ListenerKind::Outbound { service, port } | ListenerKind::Service { service, port } => {
             worker.config_store.declared_protocol(service, *port)
         }
-        ListenerKind::Pinned { at, .. } => worker.config_store.protocol_at(*at),
+        ListenerKind::Pinned { address, .. } => worker.config_store.protocol_at(*address),
         ListenerKind::Inbound { .. }
         | ListenerKind::HttpProxy
         | ListenerKind::Address(_)

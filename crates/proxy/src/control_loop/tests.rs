@@ -1,4 +1,4 @@
-//! Tests: full tables evict their least recently used entries.
+//! Tests of full subscription tables, which evict their least recently used entries.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ struct Fixture {
 
 #[derive(Default)]
 struct ControlPlane {
-    /// The services that exist.
+    /// The services that exist in the mesh.
     existing: BTreeSet<ServiceName>,
     services: BTreeSet<ServiceName>,
     addresses: BTreeSet<IpAddr>,
@@ -58,20 +58,20 @@ impl Fixture {
         }
     }
 
-    /// Sends uses of requests; the control plane receives the subscriptions and answers for services that do
-    /// not exist.
-    fn send_wants(&mut self, wants: impl IntoIterator<Item = ResourceRequest>) {
-        let wants: Vec<ResourceRequest> = wants.into_iter().collect();
-        for part in wants.chunks(MAX_BATCH) {
+    /// Requests these resources and marks them as used. The control plane receives the subscriptions, and sends
+    /// a snapshot.
+    fn use_resources(&mut self, requested: impl IntoIterator<Item = ResourceRequest>) {
+        let requested: Vec<ResourceRequest> = requested.into_iter().collect();
+        for part in requested.chunks(MAX_BATCHED_REQUESTS) {
             let requests = subscribe_batch(&self.control_client, &mut part.to_vec());
             self.receive_requests(requests);
             self.send_snapshot();
         }
     }
 
-    fn receive_requests(&mut self, requests: Requests) {
+    fn receive_requests(&mut self, changes: SubscriptionChanges) {
         let ControlPlane { services, addresses, names, .. } = &mut self.control;
-        for request in requests.into_iter().flatten() {
+        for request in changes.into_iter().flatten() {
             match request {
                 ProxyRequest::Subscribe(new) => services.extend(new),
                 ProxyRequest::Unsubscribe(old) => services.retain(|service| !old.contains(service)),
@@ -138,23 +138,28 @@ fn service_name(index: usize) -> ServiceName {
 #[test]
 fn unknown_names_have_their_own_limit_and_the_oldest_is_evicted() {
     let mut control_loop = Fixture::new();
-    control_loop
-        .send_wants((0..MAX_UNKNOWN).map(|index| ResourceRequest::Service(service_name(index))));
+    control_loop.use_resources(
+        (0..MAX_UNKNOWN_SERVICES).map(|index| ResourceRequest::Service(service_name(index))),
+    );
     assert_eq!(
         (control_loop.control.services.len(), control_loop.full_tables()),
-        (MAX_UNKNOWN, vec![])
+        (MAX_UNKNOWN_SERVICES, vec![])
     );
-    control_loop.send_wants(
-        (MAX_UNKNOWN..2 * MAX_SUBSCRIPTIONS)
+    control_loop.use_resources(
+        (MAX_UNKNOWN_SERVICES..2 * MAX_SUBSCRIPTIONS)
             .map(|index| ResourceRequest::Service(service_name(index))),
     );
-    let known = control_loop.control.services.len();
-    assert!((UNKNOWN_KEPT..=MAX_UNKNOWN + MAX_BATCH).contains(&known), "{known}");
+    let subscribed_count = control_loop.control.services.len();
+    assert!(
+        (RETAINED_UNKNOWN_SERVICES..=MAX_UNKNOWN_SERVICES + MAX_BATCHED_REQUESTS)
+            .contains(&subscribed_count),
+        "{subscribed_count}"
+    );
     assert!(!control_loop.control.services.contains(&service_name(0)), "the oldest is evicted");
     assert!(control_loop.control.services.contains(&service_name(2 * MAX_SUBSCRIPTIONS - 1)));
     assert_eq!(control_loop.full_tables(), ["unknown-services"]);
     let evicted = control_loop.telemetry.count(Count::EvictedUnknownService);
-    assert_eq!(evicted, (2 * MAX_SUBSCRIPTIONS - known) as u64);
+    assert_eq!(evicted, (2 * MAX_SUBSCRIPTIONS - subscribed_count) as u64);
     assert_eq!(
         control_loop.control.services.len(),
         control_loop.control_client.subscribed_services.borrow().len()
@@ -171,7 +176,7 @@ fn the_most_recently_used_service_survives_an_eviction() {
     run(async {
         let mut control_loop = Fixture::new();
         control_loop.control.existing = (0..=MAX_SUBSCRIPTIONS).map(service_name).collect();
-        control_loop.send_wants(
+        control_loop.use_resources(
             (0..MAX_SUBSCRIPTIONS).map(|index| ResourceRequest::Service(service_name(index))),
         );
         assert_eq!(control_loop.control.services.len(), MAX_SUBSCRIPTIONS);
@@ -184,7 +189,7 @@ fn the_most_recently_used_service_survives_an_eviction() {
                 .await
                 .is_ok()
         );
-        control_loop.send_wants([ResourceRequest::Service(service_name(MAX_SUBSCRIPTIONS))]);
+        control_loop.use_resources([ResourceRequest::Service(service_name(MAX_SUBSCRIPTIONS))]);
         assert_eq!(control_loop.full_tables(), ["services"]);
         let services = &control_loop.control.services;
         assert!(services.contains(&service_name(0)), "the oldest, and used last");
@@ -196,8 +201,8 @@ fn the_most_recently_used_service_survives_an_eviction() {
 #[test]
 fn services_without_a_response_are_evicted_for_new_ones() {
     let mut control_loop = Fixture::new();
-    for first in (0..MAX_SUBSCRIPTIONS + 2 * MAX_BATCH).step_by(MAX_BATCH) {
-        let mut batch = (first..first + MAX_BATCH)
+    for first in (0..MAX_SUBSCRIPTIONS + 2 * MAX_BATCHED_REQUESTS).step_by(MAX_BATCHED_REQUESTS) {
+        let mut batch = (first..first + MAX_BATCHED_REQUESTS)
             .map(|index| ResourceRequest::Service(service_name(index)))
             .collect();
         let requests = subscribe_batch(&control_loop.control_client, &mut batch);
@@ -208,7 +213,7 @@ fn services_without_a_response_are_evicted_for_new_ones() {
         control_loop
             .control
             .services
-            .contains(&service_name(MAX_SUBSCRIPTIONS + 2 * MAX_BATCH - 1))
+            .contains(&service_name(MAX_SUBSCRIPTIONS + 2 * MAX_BATCHED_REQUESTS - 1))
     );
     assert!(!control_loop.control.services.contains(&service_name(0)));
     assert_eq!(control_loop.full_tables(), ["services"]);
@@ -218,16 +223,18 @@ fn services_without_a_response_are_evicted_for_new_ones() {
 fn full_tables_of_addresses_and_names_accept_new_entries() {
     let mut control_loop = Fixture::new();
     let address = |index: usize| IpAddr::from((index as u32 + 1).to_be_bytes());
-    control_loop.send_wants(
-        (0..MAX_ADDRESSES + MAX_BATCH).map(|index| ResourceRequest::Address(address(index))),
+    control_loop.use_resources(
+        (0..MAX_ADDRESSES + MAX_BATCHED_REQUESTS)
+            .map(|index| ResourceRequest::Address(address(index))),
     );
-    control_loop.send_wants(
-        (0..MAX_NAMES + MAX_BATCH).map(|index| ResourceRequest::Name(service_name(index))),
+    control_loop.use_resources(
+        (0..MAX_NAMES + MAX_BATCHED_REQUESTS)
+            .map(|index| ResourceRequest::Name(service_name(index))),
     );
     let ControlPlane { addresses, names, .. } = &control_loop.control;
     assert!(addresses.len() <= MAX_ADDRESSES && names.len() <= MAX_NAMES);
-    assert!(addresses.contains(&address(MAX_ADDRESSES + MAX_BATCH - 1)));
-    assert!(names.contains(&service_name(MAX_NAMES + MAX_BATCH - 1)));
+    assert!(addresses.contains(&address(MAX_ADDRESSES + MAX_BATCHED_REQUESTS - 1)));
+    assert!(names.contains(&service_name(MAX_NAMES + MAX_BATCHED_REQUESTS - 1)));
     assert!(!addresses.contains(&address(0)) && !names.contains(&service_name(0)));
     assert_eq!(control_loop.full_tables(), ["addresses", "names"]);
 }

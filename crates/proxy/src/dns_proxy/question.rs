@@ -1,4 +1,5 @@
-//! DNS query parsing: recognizes queries for the addresses of a service, and builds the responses. No IO.
+//! Parsing of DNS queries and building of responses, without IO: recognizes queries for the addresses of a
+//! service.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -75,12 +76,12 @@ impl fmt::Display for ClusterDomain {
 #[error("is not a cluster domain; use one such as cluster.local")]
 pub struct InvalidDomain;
 
-/// The result of parsing a packet.
+/// The kind of a received packet.
 #[derive(Debug)]
 pub(super) enum ParsedQuery {
-    /// Not a DNS query, for any reader.
+    /// The packet is not a DNS query: it is too short, or a response.
     Invalid,
-    /// A query outside the mesh.
+    /// A query that is not for a service of the cluster, or that is not supported: it is forwarded.
     OutsideMesh,
     /// A query for the addresses of a service.
     Service(Box<ServiceQuery>),
@@ -90,8 +91,10 @@ pub(super) enum ParsedQuery {
 #[derive(Debug)]
 pub(super) struct ServiceQuery {
     pub(super) service: ServiceName,
+    /// The parsed packet.
     query: Message,
     question: Query,
+    /// The cluster domain, for negative responses.
     zone: Name,
 }
 
@@ -103,14 +106,14 @@ pub(super) fn parse_query(packet: &[u8], domain: &ClusterDomain) -> ParsedQuery 
     if flags & RESPONSE_BIT != 0 {
         return ParsedQuery::Invalid;
     }
-    match Message::from_vec(packet).ok().and_then(|query| service_query(query, domain)) {
+    match Message::from_vec(packet).ok().and_then(|query| parse_service_query(query, domain)) {
         Some(query) => ParsedQuery::Service(Box::new(query)),
         None => ParsedQuery::OutsideMesh,
     }
 }
 
 /// Returns the query for a service; `None` for any other query.
-fn service_query(query: Message, domain: &ClusterDomain) -> Option<ServiceQuery> {
+fn parse_service_query(query: Message, domain: &ClusterDomain) -> Option<ServiceQuery> {
     let [question] = query.queries.as_slice() else { return None };
     let is_supported = query.metadata.op_code == OpCode::Query
         && query.answers.is_empty()
@@ -122,22 +125,22 @@ fn service_query(query: Message, domain: &ClusterDomain) -> Option<ServiceQuery>
     if !is_supported {
         return None;
     }
-    let service = service_of(question.name(), domain)?;
+    let service = parse_service_name(question.name(), domain)?;
     let zone = Name::from_labels(domain.0.iter().map(String::as_bytes)).ok()?;
     let question = question.clone();
     Some(ServiceQuery { service, query, question, zone })
 }
 
 /// Returns the service that `NAME.NAMESPACE.svc.DOMAIN` refers to.
-fn service_of(name: &Name, domain: &ClusterDomain) -> Option<ServiceName> {
+fn parse_service_name(name: &Name, domain: &ClusterDomain) -> Option<ServiceName> {
     let mut labels = name.iter();
     let (name, namespace) = (label_text(labels.next()?)?, label_text(labels.next()?)?);
     let suffix = std::iter::once("svc").chain(domain.0.iter().map(String::as_str));
-    let is_same = labels.len() == domain.0.len() + 1
+    let has_service_suffix = labels.len() == domain.0.len() + 1
         && labels
             .zip(suffix)
             .all(|(label, expected)| label.eq_ignore_ascii_case(expected.as_bytes()));
-    is_same.then(|| ServiceName::new(&namespace, &name).ok()).flatten()
+    has_service_suffix.then(|| ServiceName::new(&namespace, &name).ok()).flatten()
 }
 
 fn label_text(label: &[u8]) -> Option<String> {
@@ -151,22 +154,22 @@ impl ServiceQuery {
         record: &DnsRecord,
         transport: DnsTransport,
     ) -> Option<Vec<u8>> {
-        let mut response = response_to(&self.query);
+        let mut response = empty_response(&self.query);
         response.metadata.authoritative = true;
         response.add_query(self.question.clone());
         let mut records: Vec<Record> =
             record.addresses().iter().filter_map(|address| self.address_record(*address)).collect();
         // Clients use the first address: the order depends on the query ID, which spreads their connections.
-        let first = usize::from(self.query.metadata.id) % records.len().max(1);
-        records.rotate_left(first);
+        let first_record = usize::from(self.query.metadata.id) % records.len().max(1);
+        records.rotate_left(first_record);
         if records.is_empty() {
             response.add_authority(self.soa_record()?);
         }
         response.add_answers(records);
         let bytes = response.to_vec().ok()?;
         let edns = self.query.edns.as_ref();
-        let size_max = edns.map_or(0, Edns::max_payload).clamp(MIN_PACKET_BYTES, MAX_PACKET_BYTES);
-        if transport == DnsTransport::Tcp || bytes.len() <= usize::from(size_max) {
+        let max_size = edns.map_or(0, Edns::max_payload).clamp(MIN_PACKET_BYTES, MAX_PACKET_BYTES);
+        if transport == DnsTransport::Tcp || bytes.len() <= usize::from(max_size) {
             return Some(bytes);
         }
         // Clients that do not accept a truncated response query again over TCP.
@@ -175,7 +178,7 @@ impl ServiceQuery {
         let header_len = response.to_vec().ok()?.len();
         let record_len =
             bytes.len().saturating_sub(header_len).div_ceil(records.len().max(1)).max(1);
-        records.truncate(usize::from(size_max).saturating_sub(header_len) / record_len);
+        records.truncate(usize::from(max_size).saturating_sub(header_len) / record_len);
         response.add_answers(records);
         response.to_vec().ok()
     }
@@ -201,9 +204,10 @@ impl ServiceQuery {
     /// Returns the SOA record for a negative response, with its lifetime (RFC 2308 §3).
     fn soa_record(&self) -> Option<Record> {
         let server = Name::from_ascii("ns.dns").ok()?.append_domain(&self.zone).ok()?;
-        let person = Name::from_ascii("hostmaster").ok()?.append_domain(&self.zone).ok()?;
+        let responsible_mailbox =
+            Name::from_ascii("hostmaster").ok()?.append_domain(&self.zone).ok()?;
         let (refresh, retry, expire) = (7200, 1800, 86_400);
-        let soa = SOA::new(server, person, 1, refresh, retry, expire, TTL_SECONDS);
+        let soa = SOA::new(server, responsible_mailbox, 1, refresh, retry, expire, TTL_SECONDS);
         Some(Record::from_rdata(self.zone.clone(), TTL_SECONDS, RData::SOA(soa)))
     }
 }
@@ -211,14 +215,14 @@ impl ServiceQuery {
 /// Returns a SERVFAIL response; `None` if the packet is not a valid query.
 pub(super) fn server_failure(packet: &[u8]) -> Option<Vec<u8>> {
     let query = Message::from_vec(packet).ok()?;
-    let mut response = response_to(&query);
+    let mut response = empty_response(&query);
     response.add_queries(query.queries.iter().take(1).cloned());
     response.metadata.response_code = ResponseCode::ServFail;
     response.to_vec().ok()
 }
 
 /// Returns an empty response to a query, with the flags and EDNS options that it needs.
-fn response_to(query: &Message) -> Message {
+fn empty_response(query: &Message) -> Message {
     let mut response = Message::response(query.metadata.id, query.metadata.op_code);
     response.metadata.recursion_available = true;
     response.metadata.recursion_desired = query.metadata.recursion_desired;
@@ -237,7 +241,7 @@ const TTL_SECONDS: u32 = 5;
 const MIN_PACKET_BYTES: u16 = 512;
 /// The UDP response size that is not fragmented.
 const MAX_PACKET_BYTES: u16 = 1232;
-/// The header bit that distinguishes responses from queries.
+/// The bit of the third header byte that distinguishes responses from queries (RFC 1035 §4.1.1).
 const RESPONSE_BIT: u8 = 0x80;
 /// The maximum length of a label (RFC 1035 §2.3.4).
 const MAX_LABEL_BYTES: usize = 63;

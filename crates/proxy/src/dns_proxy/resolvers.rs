@@ -14,7 +14,9 @@ use super::DnsTransport;
 
 /// The name servers to which queries are forwarded.
 pub(super) struct Resolvers {
+    /// The path of the `resolv.conf`.
     file: PathBuf,
+    /// The port of all servers.
     port: u16,
     /// Returns true for name servers that are skipped.
     is_skipped: fn(IpAddr) -> bool,
@@ -27,7 +29,8 @@ pub(super) struct Resolvers {
 }
 
 impl Resolvers {
-    /// Uses the name servers that a file lists; the file is read again while in use.
+    /// Creates resolvers for the name servers that a file lists. The file is read at the first query, and again
+    /// when [`READ_INTERVAL`] has passed.
     pub(super) fn new(file: PathBuf, port: u16, is_skipped: fn(IpAddr) -> bool) -> Self {
         let receive_buffer = RefCell::new(vec![0; MAX_MESSAGE_BYTES].into_boxed_slice());
         let (last_responsive, servers) = (Cell::new(None), RefCell::default());
@@ -44,12 +47,12 @@ impl Resolvers {
         let mut servers = self.servers();
         let last_responsive = self.last_responsive.get();
         servers.sort_by_key(|server| Some(*server) != last_responsive);
-        let deadline = Instant::now() + MAX_WAIT_FOR_ALL;
+        let deadline = Instant::now() + MAX_TOTAL_WAIT;
         let mut error_response = None;
         for (server, remaining_servers) in servers.iter().copied().zip((1..=servers.len()).rev()) {
             let remaining = deadline.saturating_duration_since(Instant::now());
             let remaining_servers = u32::try_from(remaining_servers).unwrap_or(1);
-            let max_wait = MAX_WAIT.min(remaining / remaining_servers);
+            let max_wait = MAX_SERVER_WAIT.min(remaining / remaining_servers);
             let query_server = async {
                 match transport {
                     DnsTransport::Udp => self.query_over_udp(server, query).await,
@@ -81,7 +84,7 @@ impl Resolvers {
         }
         let servers = match std::fs::read_to_string(&self.file) {
             Ok(text) => {
-                let servers = name_servers(&text, self.is_skipped).into_iter();
+                let servers = parse_name_servers(&text, self.is_skipped).into_iter();
                 servers.map(|server| SocketAddr::new(server, self.port)).collect()
             }
             Err(error) => {
@@ -144,7 +147,7 @@ pub(super) fn frame_message(message: &[u8]) -> Vec<u8> {
 /// True if a message is the response to a query: it has the same ID, the response bit, and the same question
 /// byte for byte. The question may be missing in an error response to a malformed query.
 pub(crate) fn is_response_to(query: &[u8], response: &[u8]) -> bool {
-    let has_id = response.len() >= HEADER_BYTES
+    let has_same_id = response.len() >= HEADER_BYTES
         && response.get(..2) == query.get(..2)
         && response.get(2).is_some_and(|flags| flags & 0x80 != 0);
     let repeats_question = || {
@@ -153,7 +156,7 @@ pub(crate) fn is_response_to(query: &[u8], response: &[u8]) -> bool {
     };
     let is_bare_error =
         || response.get(4..6) == Some(&[0, 0]) && response_code(response) != Some(0);
-    has_id && (repeats_question() || is_bare_error())
+    has_same_id && (repeats_question() || is_bare_error())
 }
 
 /// Returns the question section of a message; `None` if it is truncated.
@@ -188,23 +191,24 @@ fn is_error_to_retry(response: &[u8]) -> bool {
     matches!(response_code(response), Some(2 | 4 | 5))
 }
 
-/// Returns at most three name servers, as in resolv.conf(5), except that there is no default.
-pub(super) fn name_servers(text: &str, is_skipped: fn(IpAddr) -> bool) -> Vec<IpAddr> {
+/// Returns the name servers that the text of a `resolv.conf` lists, without skipped ones: at most three, as in
+/// resolv.conf(5). Unlike there, a file without name servers has no default.
+pub(super) fn parse_name_servers(text: &str, is_skipped: fn(IpAddr) -> bool) -> Vec<IpAddr> {
     let servers = text.lines().filter_map(|line| {
         let mut words = line.split_ascii_whitespace();
         let address = words.next().filter(|word| *word == "nameserver").and(words.next())?;
         address.parse().ok().filter(|address| !is_skipped(*address))
     });
-    servers.take(MAX_SERVERS).collect()
+    servers.take(MAX_NAME_SERVERS).collect()
 }
 
 /// The maximum number of name servers, as in the C library.
-const MAX_SERVERS: usize = 3;
-/// The maximum wait for one server.
-const MAX_WAIT: Duration = Duration::from_secs(2);
-/// The maximum wait for all servers: clients repeat a query after 5 s. Each server gets its share of the
-/// remaining time.
-const MAX_WAIT_FOR_ALL: Duration = Duration::from_millis(4500);
+const MAX_NAME_SERVERS: usize = 3;
+/// The maximum time to wait for one server.
+const MAX_SERVER_WAIT: Duration = Duration::from_secs(2);
+/// The maximum time to wait for all servers: clients repeat a query after 5 s. Each server gets its share of
+/// the remaining time.
+const MAX_TOTAL_WAIT: Duration = Duration::from_millis(4500);
 /// The interval at which the file is read.
 const READ_INTERVAL: Duration = Duration::from_secs(5);
 /// The maximum size of a message in bytes.
@@ -213,7 +217,7 @@ const MAX_MESSAGE_BYTES: usize = 65_535;
 const HEADER_BYTES: usize = 12;
 /// The size of the type and class of a question (RFC 1035 §4.1.2).
 const TYPE_AND_CLASS_BYTES: usize = 4;
-/// The value of a label's first byte from which on it is a compression pointer.
+/// The lowest first byte of a compression pointer (RFC 1035 §4.1.4); lower ones are label lengths.
 const COMPRESSION_POINTER: u8 = 0xc0;
 
 #[cfg(test)]
@@ -224,17 +228,17 @@ mod tests {
     fn name_servers_are_read_from_the_file() {
         let text = "search a.svc\nnameserver 10.96.0.10\nnameserver fd00::a # second\n;nameserver 1.1.1.1\n\
                     nameserver nobody\nnameserver 10.0.0.1\nnameserver 10.0.0.2\noptions ndots:5\n";
-        let all = |text| name_servers(text, |_| false);
-        let servers: Vec<String> = all(text).iter().map(ToString::to_string).collect();
+        let parse_all = |text| parse_name_servers(text, |_| false);
+        let servers: Vec<String> = parse_all(text).iter().map(ToString::to_string).collect();
         assert_eq!(servers, ["10.96.0.10", "fd00::a", "10.0.0.1"]);
-        assert_eq!(all("search a"), [] as [IpAddr; 0]);
+        assert_eq!(parse_all("search a"), [] as [IpAddr; 0]);
     }
 
     #[test]
     fn name_servers_in_the_pod_are_skipped() {
         let text = "nameserver 127.0.0.1\nnameserver ::1\nnameserver ::ffff:127.0.0.53\n\
                     nameserver 0.0.0.0\nnameserver 10.0.0.1\n";
-        let servers = name_servers(text, super::super::is_in_pod);
+        let servers = parse_name_servers(text, super::super::is_in_pod);
         assert_eq!(servers, [IpAddr::from([10, 0, 0, 1])]);
     }
 

@@ -72,7 +72,7 @@ impl DnsFixture {
     }
 
     async fn send_query(&self, name: &str, transport: DnsTransport) -> Option<Message> {
-        let reply = self.handler.reply_to(&query_packet(name), transport).await?;
+        let reply = self.handler.handle_query(&query_packet(name), transport).await?;
         Some(Message::from_vec(&reply).unwrap())
     }
 
@@ -285,8 +285,9 @@ fn known_names_are_resolved_while_other_queries_wait() {
         let (fixture, mut requested_services) =
             DnsFixture::new("nameserver 127.0.0.1\n", name_server().await);
         fixture.set_records(&[("shop/web", &[[10, 96, 0, 9].into(), "fd00::9".parse().unwrap()])]);
-        let query_count = u32::try_from(MAX_IN_FLIGHT).unwrap();
-        let _slots = fixture.handler.in_flight.clone().try_acquire_many_owned(query_count).unwrap();
+        let query_count = u32::try_from(MAX_PENDING_QUERIES).unwrap();
+        let _slots =
+            fixture.handler.pending_queries.clone().try_acquire_many_owned(query_count).unwrap();
         let reply = fixture.send_query(WEB, DnsTransport::Udp).await.unwrap();
         assert_eq!(reply.answers.len(), 1);
         let reply = fixture.send_query("example.com.", DnsTransport::Udp).await.unwrap();
@@ -387,7 +388,7 @@ fn the_server_accepts_udp_and_tcp_and_ignores_malformed_queries() {
             tcp.read_exact(&mut reply).await.unwrap();
             assert_eq!(Message::from_vec(&reply).unwrap().answers.len(), 1);
         }
-        // Too long for a query: the connection ends.
+        // A query over the length limit ends the connection.
         tcp.write_all(&[0xff, 0xff]).await.unwrap();
         assert!(tcp.read_u8().await.is_err());
         assert_eq!(fixture.query_counts(), [3, 0, 4]);

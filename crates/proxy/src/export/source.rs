@@ -9,13 +9,17 @@ use leno_telemetry::GrpcStatus;
 use crate::config_store::ConfigSnapshot;
 use crate::request_trace::TraceEntry;
 
-/// Returns the workload of the sidecar, with its service, or its account if it has no service.
-pub(super) fn source(workload: &WorkloadName, config: Option<&ConfigSnapshot>) -> ResourceIdentity {
+/// Returns the resource of this sidecar's telemetry: its workload, with its first service, or with its account
+/// if it has no service.
+pub(super) fn resource_identity(
+    workload: &WorkloadName,
+    config: Option<&ConfigSnapshot>,
+) -> ResourceIdentity {
     let workload_config = config.map(|config| &config.compiled.snapshot.config);
-    let served = workload_config.and_then(|config| config.port_services.values().next());
+    let first_service = workload_config.and_then(|config| config.port_services.values().next());
     let account = workload_config.map_or(&workload.name, |config| &config.account.name);
     ResourceIdentity {
-        service: served.map_or(account, |service| &service.name).to_string(),
+        service: first_service.map_or(account, |service| &service.name).to_string(),
         namespace: workload.namespace.to_string(),
         instance: workload.to_string(),
     }
@@ -30,14 +34,14 @@ pub(super) fn span_name(trace_entry: &TraceEntry) -> String {
     }
 }
 
-/// True if the server's side recorded the request.
-pub(super) fn is_server(trace_entry: &TraceEntry) -> bool {
+/// True if the server's sidecar recorded the request.
+pub(super) fn is_inbound(trace_entry: &TraceEntry) -> bool {
     trace_entry.labels.direction == "inbound"
 }
 
 /// Returns the address of the peer: the client for a server, the endpoint for a client.
 pub(super) fn peer_address(trace_entry: &TraceEntry) -> Option<SocketAddr> {
-    if is_server(trace_entry) { Some(trace_entry.downstream) } else { trace_entry.upstream }
+    if is_inbound(trace_entry) { Some(trace_entry.downstream) } else { trace_entry.upstream }
 }
 
 /// Returns the attributes of a span, named by OpenTelemetry's semantic conventions if defined there. Empty

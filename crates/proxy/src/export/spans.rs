@@ -1,4 +1,4 @@
-//! Export of spans in batches.
+//! Export of spans to the collector of the tracing settings, in batches.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -49,18 +49,18 @@ fn encode_request(
             ExportRequest::new_otlp((spans::encode_request(&source, batch), count))
         }
         CollectorProtocol::Zipkin => ExportRequest {
-            kind: "application/json",
+            content_type: "application/json",
             bytes: zipkin::encode_spans(&source, batch),
             count,
         },
     }
 }
 
-/// Encodes spans as for a collector without sending them, to measure the cost.
+/// Encodes all spans without sending them, to measure the cost of the encoding.
 #[cfg(test)]
 pub(crate) async fn encode_all(mut entries: mpsc::Receiver<Arc<TraceEntry>>) {
     let workload = leno_model::WorkloadName::new("bookinfo", "a").unwrap();
-    let source = super::source::source(&workload, None);
+    let source = super::source::resource_identity(&workload, None);
     let mut batch = Vec::new();
     while entries.recv_many(&mut batch, MAX_BATCH).await > 0 {
         std::hint::black_box(spans::encode_request(&source, &batch));

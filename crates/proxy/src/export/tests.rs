@@ -1,4 +1,4 @@
-//! Exports contain the requests, and an unavailable collector costs only the spans.
+//! Tests of exported spans: their contents, and their loss if the collector is not available.
 
 mod lines;
 mod pushed;
@@ -199,7 +199,7 @@ fn spans_for_an_unreachable_collector_are_dropped_and_counted() {
 
 /// Sends one span over TLS to a collector with a certificate for these names; returns the exported and rejected
 /// counts.
-async fn sent_to(names: &[&str], trusts: bool) -> (u64, u64) {
+async fn export_over_tls(names: &[&str], trusts: bool) -> (u64, u64) {
     let directory = tempfile::tempdir().unwrap();
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let certificate = rcgen::generate_simple_self_signed(names).unwrap();
@@ -261,9 +261,9 @@ async fn sent_to(names: &[&str], trusts: bool) -> (u64, u64) {
 #[test]
 fn a_collector_with_tls_needs_a_trusted_certificate() {
     run(async {
-        assert_eq!(sent_to(&["localhost"], true).await, (1, 0));
-        assert_eq!(sent_to(&["elsewhere"], true).await, (0, 1));
+        assert_eq!(export_over_tls(&["localhost"], true).await, (1, 0));
+        assert_eq!(export_over_tls(&["elsewhere"], true).await, (0, 1));
         // The system trusts no certificate that was created a moment ago.
-        assert_eq!(sent_to(&["localhost"], false).await, (0, 1));
+        assert_eq!(export_over_tls(&["localhost"], false).await, (0, 1));
     });
 }

@@ -1,4 +1,4 @@
-//! Spans as Zipkin v2 JSON (<https://zipkin.io/zipkin-api/zipkin2-api.yaml>).
+//! Encoding of spans as Zipkin v2 JSON (<https://zipkin.io/zipkin-api/zipkin2-api.yaml>).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use std::time::UNIX_EPOCH;
 use leno_outside::{AttributeValue, ResourceIdentity};
 use serde_json::{Map, Value as Json, json};
 
-use super::source::{is_server, peer_address, span_attributes, span_error, span_name};
+use super::source::{is_inbound, peer_address, span_attributes, span_error, span_name};
 use crate::request_trace::TraceEntry;
 
-/// Encodes the request body.
+/// Encodes the spans of a batch as the body of a request to the collector.
 pub(super) fn encode_spans(source: &ResourceIdentity, batch: &[Arc<TraceEntry>]) -> Vec<u8> {
     let spans: Vec<Json> =
         batch.iter().filter_map(|trace_entry| zipkin_span(source, trace_entry)).collect();
@@ -34,7 +34,7 @@ fn zipkin_span(source: &ResourceIdentity, trace_entry: &TraceEntry) -> Option<Js
     let mut span = json!({
         "traceId": context.trace.to_string(),
         "id": context.id.to_string(),
-        "kind": if is_server(trace_entry) { "SERVER" } else { "CLIENT" },
+        "kind": if is_inbound(trace_entry) { "SERVER" } else { "CLIENT" },
         "name": span_name(trace_entry),
         "timestamp": u64::try_from(started.as_micros()).unwrap_or(u64::MAX),
         // Zipkin does not accept a duration of zero.
@@ -53,8 +53,11 @@ fn zipkin_span(source: &ResourceIdentity, trace_entry: &TraceEntry) -> Option<Js
 
 /// Returns the name of the peer: its account, or the requested service.
 fn peer_name(trace_entry: &TraceEntry) -> String {
-    let name =
-        if is_server(trace_entry) { &trace_entry.labels.peer } else { &trace_entry.labels.service };
+    let name = if is_inbound(trace_entry) {
+        &trace_entry.labels.peer
+    } else {
+        &trace_entry.labels.service
+    };
     let (namespace, name) = name.split_once('/').unwrap_or(("", name));
     match (namespace, name) {
         ("", name) => name.to_owned(),

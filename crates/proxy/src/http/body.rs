@@ -179,8 +179,8 @@ impl<'a> BodySource<'a> {
             Self::Replay(replay) => replay.poll_next(cx),
             Self::Prefixed(prefixed) => prefixed.poll_next(cx),
             Self::Link { stream, has_ended, remaining } => {
-                let next = ready!(poll_link(stream, has_ended, cx))?;
-                Poll::Ready(check_length(remaining, next))
+                let next_piece = ready!(poll_link(stream, has_ended, cx))?;
+                Poll::Ready(check_length(remaining, next_piece))
             }
         }
     }
@@ -275,10 +275,10 @@ fn check_trailers(trailers: &[u8]) -> Result<(), ReadError> {
 /// one.
 fn check_length(
     remaining: &mut Option<u64>,
-    next: Option<BodyPiece>,
+    next_piece: Option<BodyPiece>,
 ) -> Result<Option<BodyPiece>, ReadError> {
     if let Some(remaining) = remaining {
-        let arrived = match &next {
+        let arrived = match &next_piece {
             Some(BodyPiece::Data(data)) => data.len() as u64,
             Some(BodyPiece::Trailers(_)) => return Err(ReadError::LengthMismatch),
             None if *remaining > 0 => return Err(ReadError::LengthMismatch),
@@ -286,12 +286,12 @@ fn check_length(
         };
         *remaining = remaining.checked_sub(arrived).ok_or(ReadError::LengthMismatch)?;
     }
-    Ok(next)
+    Ok(next_piece)
 }
 
 impl BodySink<'_> {
-    /// Writes a piece; waits while the sink is full. `last`: no other piece follows.
-    pub(crate) async fn push(&mut self, piece: BodyPiece, last: bool) -> Result<(), PumpError> {
+    /// Writes a piece; waits while the sink is full. `is_last`: no other piece follows.
+    pub(crate) async fn push(&mut self, piece: BodyPiece, is_last: bool) -> Result<(), PumpError> {
         match (self, piece) {
             (Self::Http1 { writer, chunked }, BodyPiece::Data(data)) => {
                 let output = writer.output_buffer();
@@ -313,10 +313,10 @@ impl BodySink<'_> {
                 Ok(())
             }
             (Self::Link { stream, max_wait }, BodyPiece::Data(data)) => {
-                send_data(stream, data, last, *max_wait).await
+                send_data(stream, data, is_last, *max_wait).await
             }
             (Self::Http2 { stream, max_wait }, BodyPiece::Data(data)) => {
-                send_http2(stream, data, last, *max_wait).await
+                send_http2(stream, data, is_last, *max_wait).await
             }
             (Self::Http2 { stream, .. }, BodyPiece::Trailers(trailers)) => {
                 stream.send_trailers(&trailers).map_err(|_| PumpError::Sink)
@@ -397,13 +397,13 @@ pub(super) async fn send_http2(
 async fn send_all_data(
     mut data: Bytes,
     max_wait: Duration,
-    mut poll: impl FnMut(&mut Context<'_>, &mut Bytes) -> Poll<Result<(), ()>>,
+    mut poll_send: impl FnMut(&mut Context<'_>, &mut Bytes) -> Poll<Result<(), ()>>,
 ) -> Result<(), PumpError> {
     loop {
-        let before = data.len();
-        match poll_within(max_wait, |cx| poll(cx, &mut data)).await {
+        let old_length = data.len();
+        match poll_within(max_wait, |cx| poll_send(cx, &mut data)).await {
             Some(result) => return result.map_err(|()| PumpError::Sink),
-            None if data.len() < before => {}
+            None if data.len() < old_length => {}
             None => return Err(PumpError::SinkStalled),
         }
     }
@@ -415,7 +415,7 @@ pub(crate) struct BodyRecorder<'a> {
     pub(crate) bytes: &'a Cell<u64>,
     /// The gRPC call to which the body responds.
     pub(crate) call: Option<GrpcCall<'a>>,
-    /// Returns the permitted rest of a trailer section; without it, all trailers are permitted.
+    /// Returns the permitted fields of a trailer section; `None` as a filter permits all trailers.
     pub(crate) trailer_filter: Option<&'a dyn Fn(Bytes) -> Option<Bytes>>,
 }
 
@@ -460,8 +460,8 @@ pub(crate) async fn forward_body(
 ) -> Result<(), PumpError> {
     loop {
         let available = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
-        let next = match available {
-            Poll::Ready(next) => next,
+        let next_piece = match available {
+            Poll::Ready(next_piece) => next_piece,
             Poll::Pending => {
                 sink.flush().await?;
                 if let PauseLimit::CountedStream(record) = pause_limit {
@@ -470,10 +470,10 @@ pub(crate) async fn forward_body(
                 pause_limit.next(source).await
             }
         };
-        let Some(mut piece) = next.map_err(PumpError::Source)? else {
+        let Some(mut piece) = next_piece.map_err(PumpError::Source)? else {
             return sink.finish_body(false).await;
         };
-        let last = match &mut piece {
+        let is_last = match &mut piece {
             BodyPiece::Data(data) => {
                 recorder.bytes.set(recorder.bytes.get() + data.len() as u64);
                 source.is_exhausted()
@@ -485,8 +485,8 @@ pub(crate) async fn forward_body(
                 true
             }
         };
-        sink.push(piece, last).await?;
-        if last {
+        sink.push(piece, is_last).await?;
+        if is_last {
             return sink.finish_body(true).await;
         }
     }

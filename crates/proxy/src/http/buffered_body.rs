@@ -19,7 +19,8 @@ use super::message::ReadError;
 pub(crate) struct BufferedPrefix {
     /// The received data, coalesced: small pieces would each keep their read buffer alive.
     blocks: Vec<BytesMut>,
-    bytes: usize,
+    /// The number of data bytes in all blocks.
+    byte_count: usize,
     trailers: Option<Bytes>,
     is_whole: bool,
     reservation: BufferReservation,
@@ -28,10 +29,10 @@ pub(crate) struct BufferedPrefix {
 /// The point up to which a body is buffered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BufferTarget {
-    /// This many bytes, or the whole body.
-    Filled(usize),
-    /// The whole body, or more than this many bytes.
-    Known(usize),
+    /// This many bytes, or the whole body if it is shorter.
+    Prefix(usize),
+    /// The whole body; reading stops once the body is longer than this many bytes.
+    WholeBody(usize),
 }
 
 /// The first bytes of a body.
@@ -58,12 +59,12 @@ impl BufferedPrefix {
     /// this thread.
     pub(crate) fn new(memory: Rc<BufferMemory>, client: IpAddr) -> Self {
         let reservation = BufferReservation::new(memory, client);
-        Self { blocks: Vec::new(), bytes: 0, trailers: None, is_whole: false, reservation }
+        Self { blocks: Vec::new(), byte_count: 0, trailers: None, is_whole: false, reservation }
     }
 
-    /// The number of buffered bytes.
+    /// Returns the number of buffered data bytes.
     pub(crate) fn len(&self) -> usize {
-        self.bytes
+        self.byte_count
     }
 
     /// Reads from `source` until the target is reached. Cancel-safe: a later call continues.
@@ -75,19 +76,20 @@ impl BufferedPrefix {
         source: &mut BodySource<'_>,
         target: BufferTarget,
     ) -> Result<(), BufferingError> {
-        let (BufferTarget::Filled(bytes_max) | BufferTarget::Known(bytes_max)) = target;
-        while !self.is_whole && self.bytes <= bytes_max {
+        let (BufferTarget::Prefix(max_bytes) | BufferTarget::WholeBody(max_bytes)) = target;
+        while !self.is_whole && self.byte_count <= max_bytes {
             let available = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
-            let next = match available {
-                Poll::Ready(next) => next,
+            let next_piece = match available {
+                Poll::Ready(next_piece) => next_piece,
                 Poll::Pending
-                    if self.bytes == bytes_max && target == BufferTarget::Filled(bytes_max) =>
+                    if self.byte_count == max_bytes
+                        && target == BufferTarget::Prefix(max_bytes) =>
                 {
                     break;
                 }
                 Poll::Pending => poll_fn(|cx| source.poll_next(cx)).await,
             };
-            self.append_piece(next?, source.is_exhausted())?;
+            self.append_piece(next_piece?, source.is_exhausted())?;
         }
         Ok(())
     }
@@ -107,7 +109,7 @@ impl BufferedPrefix {
             }
             Some(BodyPiece::Data(data)) => {
                 self.reservation.reserve(data.len())?;
-                self.bytes += data.len();
+                self.byte_count += data.len();
                 self.append_data(&data);
             }
         }
@@ -130,14 +132,14 @@ impl BufferedPrefix {
         }
     }
 
-    /// Returns an excerpt of at most `bytes_max` bytes.
-    pub(crate) fn excerpt(&self, bytes_max: usize) -> BufferedExcerpt {
-        let mut bytes = Vec::with_capacity(self.bytes.min(bytes_max));
+    /// Returns an excerpt of at most `max_bytes` bytes.
+    pub(crate) fn excerpt(&self, max_bytes: usize) -> BufferedExcerpt {
+        let mut bytes = Vec::with_capacity(self.byte_count.min(max_bytes));
         for block in &self.blocks {
-            let (part, _) = block.split_at(block.len().min(bytes_max - bytes.len()));
+            let (part, _) = block.split_at(block.len().min(max_bytes - bytes.len()));
             bytes.extend_from_slice(part);
         }
-        let is_partial = !self.is_whole || self.bytes > bytes_max;
+        let is_partial = !self.is_whole || self.byte_count > max_bytes;
         BufferedExcerpt { bytes: bytes.into(), is_partial }
     }
 
@@ -178,7 +180,7 @@ impl PrefixedSource<'_> {
     }
 }
 
-/// The size of a block: that of a read. Forwarded data is written in such pieces.
+/// The maximum size of a block, equal to that of a read; buffered data is forwarded in pieces of this size.
 const BLOCK_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]

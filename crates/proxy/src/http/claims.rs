@@ -14,7 +14,7 @@ pub(crate) fn remove_claims(head: &mut RequestHead, bytes: &[u8]) {
 /// True for the name of a claim: a field that only a trusted proxy can set. Servers treat names as equal that
 /// differ in case or in punctuation: CGI replaces each punctuation character with `_`.
 pub(super) fn is_claim(name: &[u8]) -> bool {
-    let (Some(first), Some(last)) = (name.first(), name.last()) else { return false };
+    let (Some(first_letter), Some(last_letter)) = (name.first(), name.last()) else { return false };
     let third = match name.get(2) {
         Some(byte) if byte.is_ascii_alphanumeric() => byte.to_ascii_lowercase(),
         _ => b'-',
@@ -28,23 +28,23 @@ pub(super) fn is_claim(name: &[u8]) -> bool {
         start.is_some_and(|start| name.get(start..).is_some_and(|name| is_same_name(name, listed)))
     };
     // A quick check: few names match the first or last letters of these.
-    let mut candidates = listed_names(first.to_ascii_lowercase()).iter();
+    let mut candidates = listed_names(first_letter.to_ascii_lowercase()).iter();
     candidates.any(|listed| listed.as_bytes().get(2) == Some(&third) && is_prefix(listed))
-        || listed_suffixes(last.to_ascii_lowercase()).iter().any(is_suffix)
+        || listed_suffixes(last_letter.to_ascii_lowercase()).iter().any(is_suffix)
 }
 
 /// True if a name equals a listed one of the same length. Any punctuation equals `-`.
 fn is_same_name(name: &[u8], listed: &str) -> bool {
-    let same = |(byte, listed): (&u8, u8)| match listed {
+    let is_same_byte = |(byte, listed): (&u8, u8)| match listed {
         b'-' => !byte.is_ascii_alphanumeric(),
         _ => byte.eq_ignore_ascii_case(&listed),
     };
-    name.len() == listed.len() && name.iter().zip(listed.bytes()).all(same)
+    name.len() == listed.len() && name.iter().zip(listed.bytes()).all(is_same_byte)
 }
 
-/// Returns the names by their first letter; `*` stands for any rest.
-fn listed_names(first: u8) -> &'static [&'static str] {
-    match first {
+/// Returns the listed names with this first letter; `*` at the end of a name matches any suffix.
+fn listed_names(first_letter: u8) -> &'static [&'static str] {
+    match first_letter {
         b'x' => X_NAMES,
         b'b' => &["base-url"],
         // Cloudflare, CloudFront, Akamai and RFC 9440.
@@ -131,9 +131,10 @@ const X_NAMES: &[&str] = &[
     "x-comes-from",
     "x-peer-address",
 ];
+
 /// Returns the suffixes of names that claim a client address, by their last letter.
-fn listed_suffixes(last: u8) -> &'static [&'static str] {
-    match last {
+fn listed_suffixes(last_letter: u8) -> &'static [&'static str] {
+    match last_letter {
         b'p' => &["-ip", "-clientip", "-socketip", "-realip", "-userip", "-remoteip"],
         b'4' => &["-ipv4"],
         b'6' => &["-ipv6"],

@@ -14,7 +14,7 @@ pub(crate) fn missing_date(bytes: &[u8], head: &ResponseHead) -> Option<DateText
     (head.status >= 200 && head.find(bytes, "date").next().is_none()).then(current_date)
 }
 
-/// Returns the current time.
+/// Returns the current time in the format of `Date`.
 pub(crate) fn current_date() -> DateText {
     let second = since_epoch().as_secs();
     LATEST.with(|latest| match latest.get() {
@@ -32,12 +32,13 @@ pub(crate) fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
+/// Formats a number of seconds since the Unix epoch.
 fn format_date(second: u64) -> DateText {
     let seconds = i64::try_from(second).unwrap_or_default();
     let time = OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
     let day = usize::from(time.weekday().number_days_from_monday()) * 3;
     let month = usize::from(u8::from(time.month()) - 1) * 3;
-    let text = format!(
+    let date = format!(
         "{}, {:02} {} {:04} {:02}:{:02}:{:02} GMT",
         DAYS.get(day..day + 3).unwrap_or_default(),
         time.day(),
@@ -47,7 +48,7 @@ fn format_date(second: u64) -> DateText {
         time.minute(),
         time.second(),
     );
-    text.as_bytes().try_into().unwrap_or(*b"Thu, 01 Jan 1970 00:00:00 GMT")
+    date.as_bytes().try_into().unwrap_or(*b"Thu, 01 Jan 1970 00:00:00 GMT")
 }
 
 thread_local! {
@@ -55,8 +56,11 @@ thread_local! {
     static LATEST: Cell<(u64, DateText)> = const { Cell::new((u64::MAX, [0; DATE_BYTES])) };
 }
 
+/// The length of a `Date` value.
 const DATE_BYTES: usize = 29;
+/// The names of the days, three bytes each, from Monday.
 const DAYS: &str = "MonTueWedThuFriSatSun";
+/// The names of the months, three bytes each.
 const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
 
 #[cfg(test)]

@@ -64,9 +64,15 @@ pub(crate) async fn send_error(
             ];
             let fields = merge_policy_fields(failure, &fields);
             let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
-            let (status, rejects) = (200, true);
-            let response =
-                GeneratedResponse { status, fields: &fields, text: "", edits, rejects, to_sidecar };
+            let (status, is_rejection) = (200, true);
+            let response = GeneratedResponse {
+                status,
+                fields: &fields,
+                text: "",
+                edits,
+                is_rejection,
+                to_sidecar,
+            };
             response.send(responder, true).await
         }
         responder => {
@@ -79,8 +85,9 @@ pub(crate) async fn send_error(
                 [(REASON_FIELD, &*reason_value), ("content-type", "text/plain; charset=utf-8")];
             let fields = merge_policy_fields(failure, &fields);
             let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
-            let (fields, text, rejects) = (&*fields, &*text, true);
-            let response = GeneratedResponse { status, fields, text, edits, rejects, to_sidecar };
+            let (fields, text, is_rejection) = (&*fields, &*text, true);
+            let response =
+                GeneratedResponse { status, fields, text, edits, is_rejection, to_sidecar };
             response.send(responder, bodiless).await
         }
     }
@@ -108,7 +115,7 @@ fn merge_policy_fields<'a>(
         "content-type" => is_grpc_call,
         name => is_grpc_call && name.starts_with("grpc-"),
     };
-    let policy_fields = failure.answer.iter().flat_map(|response| &response.headers);
+    let policy_fields = failure.response.iter().flat_map(|response| &response.headers);
     let policy_fields = policy_fields.filter(|header| !is_reserved(&header.name));
     let policy_fields: Vec<(&str, Cow<'_, str>)> =
         policy_fields.map(|header| (&*header.name, Cow::Borrowed(&*header.value))).collect();
@@ -137,7 +144,7 @@ fn failure_caption(
 }
 
 fn render_body(failure: &Failure, is_external_client: bool, caption: &str) -> String {
-    if let Some(body) = failure.answer.as_ref().and_then(|response| response.body.clone()) {
+    if let Some(body) = failure.response.as_ref().and_then(|response| response.body.clone()) {
         return body;
     }
     match &failure.policy {

@@ -63,8 +63,8 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) responder: &'a mut Responder<'io>,
     pub(crate) record: ExchangeRecord<'a>,
     pub(crate) progress: ExchangeProgress,
-    /// Part of the response may have reached the client.
-    pub(crate) started: &'a Cell<bool>,
+    /// True if part of the response may have reached the client.
+    pub(crate) response_started: &'a Cell<bool>,
     /// The time limit for the upstream to accept a protocol upgrade.
     pub(crate) upgrade_timeout: Option<Duration>,
     /// The header changes of the selected rule; `None` if there are none.
@@ -96,7 +96,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         request: &'a Request<'a>,
         body: &'a mut BodySource<'io>,
         responder: &'a mut Responder<'io>,
-        started: &'a Cell<bool>,
+        response_started: &'a Cell<bool>,
     ) -> Self {
         // Constructed in place: moving a record costs a copy for each request.
         let mut exchange = Self {
@@ -106,7 +106,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             responder,
             record: ExchangeRecord::open(session, "http"),
             progress: ExchangeProgress::default(),
-            started,
+            response_started,
             upgrade_timeout: None,
             actions: None,
             retry_buffer: None,
@@ -142,7 +142,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             return Ok(());
         };
         self.record.record_failure(&failure);
-        if self.started.get() {
+        if self.response_started.get() {
             // A part of the response has been sent: only a broken connection shows the client that it is
             // incomplete.
             self.record.grpc.set(None);
@@ -173,7 +173,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         if is_sent { Ok(()) } else { Err(ResetCode::Failed) }
     }
 
-    /// The stages: route → authorize → pick endpoint → acquire connection → stream → (retry).
+    /// Runs the stages: route → authorize → pick endpoint → acquire connection → stream → (retry).
     async fn run_stages(&mut self) -> Result<(), Failure> {
         let mut request_target = match self.request.parse_target() {
             Ok(request_target) => request_target,
@@ -212,10 +212,10 @@ impl<'a, 'io> Exchange<'a, 'io> {
         let attempt_timeout = attempt_timeout.map(AttemptLimit::time_limit);
         let upgrade_timeout = resolved_route.timeout.into_iter().chain(attempt_timeout).min();
         self.upgrade_timeout = upgrade_timeout.filter(|_| self.request.upgrade);
-        let copies = self.prepare_mirrors(&resolved_route);
+        let mirrors = self.prepare_mirrors(&resolved_route);
         let outcome = self.send_within_timeout(&request_target, &resolved_route).await;
-        if let Some(copies) = copies {
-            copies.send_all(self.buffered_body_pieces());
+        if let Some(mirrors) = mirrors {
+            mirrors.send_all(self.buffered_body_pieces());
         }
         outcome
     }
@@ -230,7 +230,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             None => self.send_attempts(request_target, resolved_route).await,
             Some(limit) => {
                 let outcome = {
-                    let _abandoned = cancel::AttemptScope;
+                    let _attempt_scope = cancel::AttemptScope;
                     let mut attempts = pin!(self.send_attempts(request_target, resolved_route));
                     let outcome = tokio::time::timeout(limit, &mut attempts).await;
                     if outcome.is_err() {
@@ -323,7 +323,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         let (worker, limits) = (&self.session.worker, &resolved_route.config.compiled.limits);
         let is_whole = self.body.is_empty() && !self.request.upgrade;
         let slot = limits.acquire_slot(port, is_whole, worker.config_store.age());
-        let slot = slot.inspect_err(|_| limits.give_back(port, view, self.caller_account()))?;
+        let slot = slot.inspect_err(|_| limits.return_tokens(port, view, self.caller_account()))?;
         let to_observer = |slot| {
             ResponseObserver::ConcurrencyPermit(Box::new(TimedPermit {
                 slot,
@@ -353,16 +353,16 @@ impl<'a, 'io> Exchange<'a, 'io> {
             return;
         };
         let lanes = &resolved_route.config.compiled.lanes;
-        if lanes.may_mark(*port) {
+        if lanes.may_add_headers(*port) {
             let view = self.request.request_view(request_target);
-            let lane_headers =
-                lanes.marks_for(*port, &view, &mut || self.session.worker.random_number());
+            let lane_headers = lanes
+                .headers_for_request(*port, &view, &mut || self.session.worker.random_number());
             if let Some((origin, slot)) = lane_headers.rule {
                 rule_matches::count_tags(&self.session.worker.shard, origin, slot);
             }
-            let missing = lane_headers.missing_headers(&view);
+            let missing_headers = lane_headers.missing_headers(&view);
             self.extra_headers =
-                missing.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+                missing_headers.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         }
     }
 
@@ -379,16 +379,16 @@ impl<'a, 'io> Exchange<'a, 'io> {
         if self.extra_headers.is_empty() && context.is_none() && !self.session.detected_http2 {
             return AddedHeaders::new();
         }
-        let extra =
+        let extra_headers =
             self.extra_headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
-        let mut added: AddedHeaders<'b> = extra.collect();
+        let mut added_headers: AddedHeaders<'b> = extra_headers.collect();
         for field in context.into_iter().flat_map(PropagatedHeaders::fields) {
-            added.push(field);
+            added_headers.push(field);
         }
         if self.session.detected_http2 && !self.session.is_inbound() && !self.request.upgrade {
-            added.extend(H2C_UPGRADE_HEADERS);
+            added_headers.extend(H2C_UPGRADE_HEADERS);
         }
-        added
+        added_headers
     }
 
     /// Sends the request, and to another endpoint if the first attempt fails in a way that permits it.
@@ -402,17 +402,18 @@ impl<'a, 'io> Exchange<'a, 'io> {
             self.inject_fault(request_target, resolved_route, policy).await?;
         }
         let actions = self.actions.clone();
-        let rule = actions.as_ref().and_then(|actions| actions.retry.as_ref());
+        let retry_rule = actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let limit = actions.as_ref().and_then(|actions| actions.attempt_limit);
-        let limit = limit.filter(|_| !self.request.upgrade).map(|limit| (limit, self.started));
-        if let Some(rule) = rule {
-            self.prepare_retry(rule);
+        let limit =
+            limit.filter(|_| !self.request.upgrade).map(|limit| (limit, self.response_started));
+        if let Some(retry_rule) = retry_rule {
+            self.prepare_retry(retry_rule);
         }
         let mut previous = None;
         loop {
             let outcome = {
                 // Dropped before the backoff: other requests run meanwhile.
-                let _abandoned = limit.map(|_| cancel::AttemptScope);
+                let _attempt_scope = limit.map(|_| cancel::AttemptScope);
                 match self.hedge_rule(request_target, resolved_route) {
                     None => {
                         let attempt =
@@ -423,11 +424,11 @@ impl<'a, 'io> Exchange<'a, 'io> {
                         }
                     }
                     // Boxed to keep the future small for other requests.
-                    Some(rule) => {
+                    Some(hedge_rule) => {
                         let attempts = Box::pin(self.send_hedged(
                             request_target,
                             resolved_route,
-                            rule,
+                            hedge_rule,
                             &mut previous,
                         ));
                         let outcome = match limit {
@@ -439,20 +440,19 @@ impl<'a, 'io> Exchange<'a, 'io> {
                     }
                 }
             };
-            let Err(reason) = outcome else {
-                return Ok(());
-            };
+            let Err(reason) = outcome else { return Ok(()) };
             if reason == Reason::AttemptTimeout {
                 self.end_attempt(outcome);
             }
-            let is_retried = match rule {
+            let is_retried = match retry_rule {
                 None => {
                     self.may_repeat_attempt(reason, resolved_route)
                         && may_retry(reason, &self.failed_attempt(request_target, resolved_route))
                         && self.retry_slot.try_claim(resolved_route.cluster.as_deref())
                 }
-                Some(rule) => {
-                    self.wait_for_policy_retry(rule, reason, request_target, resolved_route).await
+                Some(retry_rule) => {
+                    self.wait_for_policy_retry(retry_rule, reason, request_target, resolved_route)
+                        .await
                 }
             };
             if !is_retried {
@@ -466,7 +466,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
                     None => Err(failure),
                 };
             }
-            self.prepare_next_attempt(rule.is_none());
+            self.prepare_next_attempt(retry_rule.is_none());
         }
     }
 
@@ -520,7 +520,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
     #[inline(never)]
     fn publish_endpoint(&mut self, endpoint: Option<&EndpointId>, resolved_route: &ResolvedRoute) {
         if let Some(hedge_state) = self.observer.as_ref().and_then(ResponseObserver::hedge_state) {
-            hedge_state.record_first(endpoint.cloned());
+            hedge_state.record_first_endpoint(endpoint.cloned());
         }
         if let Some(session_affinity) = &resolved_route.session_affinity {
             self.affinity_field = self.affinity_response_field(session_affinity, endpoint);
@@ -547,17 +547,17 @@ impl<'a, 'io> Exchange<'a, 'io> {
 /// 7540 §3.2).
 const H2C_UPGRADE_HEADERS: [(&str, &[u8]); 2] = [("connection", b"upgrade"), ("upgrade", b"h2c")];
 
-/// Runs an attempt within the per-attempt timeout of its rule. `started`: part of the response has reached the
-/// client. The caller holds a [`cancel::AttemptScope`].
+/// Runs an attempt within the per-attempt timeout of its rule. `response_started`: true if part of the response
+/// has reached the client. The caller holds a [`cancel::AttemptScope`].
 async fn within_limit(
     limit: AttemptLimit,
-    started: &Cell<bool>,
+    response_started: &Cell<bool>,
     attempt: impl Future<Output = Result<(), Reason>>,
 ) -> Result<(), Reason> {
     let mut attempt = pin!(attempt);
     match tokio::time::timeout(limit.time_limit(), &mut attempt).await {
         Ok(outcome) => outcome,
-        Err(_) if limit.is_of_head() && started.get() => attempt.await,
+        Err(_) if limit.ends_with_head() && response_started.get() => attempt.await,
         Err(_) => {
             cancel::AttemptScope::mark_abandoned();
             Err(Reason::AttemptTimeout)

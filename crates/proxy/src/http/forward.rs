@@ -130,25 +130,25 @@ async fn forward_over_link(
 ) -> Result<(), Reason> {
     let limits = &exchange.session.worker.config.limits;
     let max_wait = limits.body_stall_timeout;
-    let uncongested = link.wait_uncongested(limits.connect_timeout).await;
-    uncongested.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
+    let wait_result = link.wait_uncongested(limits.connect_timeout).await;
+    wait_result.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
     let bodiless = exchange.body.is_empty();
-    let opened = {
+    let open_result = {
         let context = exchange.span().map(PropagatedHeaders::from_span);
-        let added = exchange.added_headers(context.as_ref());
+        let added_headers = exchange.added_headers(context.as_ref());
         let edits = request_edits(
             exchange,
             request_target,
             exchange.actions.as_deref(),
             Framing::OutOfBand,
-            &added,
+            &added_headers,
         );
         let request = exchange.request;
         link.open_stream(StreamKind::Http, bodiless, |out| {
             write_request(&request.bytes, request.head, &edits, out);
         })
     };
-    let stream = opened.map_err(|error| match error {
+    let stream = open_result.map_err(|error| match error {
         OpenError::TooLarge => Reason::HeadTooLarge,
         _ => Reason::UpstreamRefused,
     })?;
@@ -178,7 +178,7 @@ async fn forward_over_http2(
     checkout: &mut Http2Checkout,
 ) -> Result<(), Reason> {
     let max_wait = exchange.session.worker.config.limits.body_stall_timeout;
-    let head = http2_request::http2_request(exchange, request_target, attempt_target)?;
+    let head = http2_request::build_http2_request(exchange, request_target, attempt_target)?;
     // The server may close the connection before it processes the request (RFC 9113 §6.8).
     exchange.buffer_until_response();
     let (response, stream) = checkout.open_stream(head, exchange.body.is_empty())?;
@@ -209,9 +209,14 @@ async fn forward_over_http1(
     let Http1Upstream { reader, writer, .. } = connection;
     {
         let context = exchange.span().map(PropagatedHeaders::from_span);
-        let added = exchange.added_headers(context.as_ref());
-        let edits =
-            request_edits(exchange, request_target, exchange.actions.as_deref(), framing, &added);
+        let added_headers = exchange.added_headers(context.as_ref());
+        let edits = request_edits(
+            exchange,
+            request_target,
+            exchange.actions.as_deref(),
+            framing,
+            &added_headers,
+        );
         write_request(&request.bytes, request.head, &edits, writer.output_buffer());
     }
     exchange.progress.request_sent = true;
@@ -231,7 +236,7 @@ pub(crate) fn request_edits<'a>(
     request_target: &'a ParsedTarget<'_>,
     rule: Option<&'a CompiledActions>,
     framing: Framing,
-    added: &'a [(&'a str, &'a [u8])],
+    added_headers: &'a [(&'a str, &'a [u8])],
 ) -> RequestEdits<'a> {
     let host = rule.and_then(|rule| rule.rewritten_host()).or(exchange.session.host.as_deref());
     RequestEdits {
@@ -243,7 +248,7 @@ pub(crate) fn request_edits<'a>(
             (None, None) => None,
         },
         framing,
-        add: added,
+        add: added_headers,
         lines: rule.map_or("", |rule| &rule.request.lines),
         remove: rule.map_or(&[], |rule| &rule.request.remove),
         replace: exchange.span().map_or(&[], TraceSpan::replaced_headers),
@@ -298,7 +303,7 @@ fn poll_client<T>(io: Option<&Io>, cx: &mut Context<'_>) -> Poll<Result<T, Reaso
 async fn run_directions(
     exchange: &mut Exchange<'_, '_>,
     mut sink: BodySink<'_>,
-    sending: RequestBodyState,
+    state: RequestBodyState,
     upstream: ResponseSource<'_>,
 ) -> Result<bool, Reason> {
     let mut timer = exchange.upgrade_timeout.map(|limit| Box::pin(sleep(limit)));
@@ -314,9 +319,9 @@ async fn run_directions(
     let retry_slot = (outcome_guard.map(OutcomeGuard::upstream_cluster), &exchange.retry_slot);
     let response_filter =
         ResponseFilter::for_attempt(rules, worker, request, budget, buffer, withheld, retry_slot);
-    let (started, is_grpc_call) = (exchange.started, is_grpc_call(request, responder, &sink));
-    let (upgrade, sending, io) =
-        (request.upgrade, Cell::new(sending), responder.client_connection());
+    let (started, is_grpc_call) =
+        (exchange.response_started, is_grpc_call(request, responder, &sink));
+    let (upgrade, sending, io) = (request.upgrade, Cell::new(state), responder.client_connection());
     let mut send = pin!(async {
         *body_taken = has_body;
         let permitted = |section| trailers::permitted_section(session, actions.as_deref(), section);
@@ -346,17 +351,16 @@ async fn run_directions(
         responder,
         recorder: BodyRecorder::for_response(&record.bytes_out, call),
         record,
-        started,
+        response_started: started,
         reset,
     };
     let mut receive = pin!(receive_response(upstream, &mut response_path));
     let reusable = poll_fn(|cx| {
         if sending.get().is_in_progress()
-            && let Poll::Ready(outcome) = send.as_mut().poll(cx)
+            && let Poll::Ready(sent) = send.as_mut().poll(cx)
         {
-            let state =
-                RequestBodyState::after_body(outcome, started.get(), observer, timed_attempt);
-            sending.set(state?);
+            let next = RequestBodyState::after_body(sent, started.get(), observer, timed_attempt);
+            sending.set(next?);
         }
         let is_paused = sending.get() == RequestBodyState::Paused;
         if let Poll::Ready(outcome) = receive.as_mut().poll(cx) {
@@ -399,7 +403,7 @@ struct ResponsePath<'a, 'io> {
     responder: &'a mut Responder<'io>,
     recorder: BodyRecorder<'a>,
     record: &'a ExchangeRecord<'a>,
-    started: &'a Cell<bool>,
+    response_started: &'a Cell<bool>,
     /// The HTTP/2 code with which the upstream resets its stream.
     reset: &'a Cell<Option<ResetCode>>,
 }
@@ -407,26 +411,28 @@ struct ResponsePath<'a, 'io> {
 /// Forwards the response. Returns true if the upstream connection is clean.
 async fn receive_response(
     upstream: ResponseSource<'_>,
-    reply: &mut ResponsePath<'_, '_>,
+    response_path: &mut ResponsePath<'_, '_>,
 ) -> Result<bool, Reason> {
     let mut interim_budget = InterimBudget::new();
+    let (request_kind, upgrade) = (response_path.request_kind, response_path.upgrade);
     match upstream {
         ResponseSource::Link(stream) => loop {
-            let incoming = stream.next().await.map_err(|loss| reply.loss_reason(loss, stream))?;
+            let incoming =
+                stream.next().await.map_err(|loss| response_path.loss_reason(loss, stream))?;
             // The link's state machine permits no frame before a head.
             let Incoming::Head { head: bytes, interim, rejected, end } = incoming else {
                 return Err(Reason::UpstreamMalformed);
             };
-            let mut head = reply.worker.response_heads.take_object();
-            parse_head(&mut head, &bytes, reply.request_kind, reply.upgrade, interim)?;
+            let mut head = response_path.worker.response_heads.take_object();
+            parse_head(&mut head, &bytes, request_kind, upgrade, interim)?;
             if interim {
                 interim_budget.spend_head(&bytes)?;
-                reply.send_interim(&bytes, &head).await?;
+                response_path.send_interim(&bytes, &head).await?;
                 continue;
             }
             let received = ReceivedHead { bytes, rejected };
             if let Some(reason) = received.rejection_reason(&head) {
-                reply.record_rejection(reason)?;
+                response_path.record_rejection(reason)?;
             }
             let bytes = received.bytes;
             let source = match (end, head.tunnel) {
@@ -434,25 +440,25 @@ async fn receive_response(
                 (false, true) => BodySource::from_link(stream, BodyLength::UntilClose),
                 (false, false) => BodySource::from_link(stream, head.body),
             };
-            let outcome = reply.send_final(&bytes, &head, source).await;
-            if outcome.is_err() && reply.is_withheld() {
+            let outcome = response_path.send_final(&bytes, &head, source).await;
+            if outcome.is_err() && response_path.is_withheld() {
                 stream.abandon();
             }
             return outcome.map(|()| true);
         },
-        ResponseSource::Http2(pending) => receive_http2(pending, reply).await,
+        ResponseSource::Http2(pending) => receive_http2(pending, response_path).await,
         ResponseSource::Http1(reader, sharing) => loop {
-            let mut head = reply.worker.response_heads.take_object();
+            let mut head = response_path.worker.response_heads.take_object();
             let bytes = reader
-                .read_response(&mut head, reply.request_kind)
+                .read_response(&mut head, request_kind)
                 .await
                 .map_err(|e| upstream_reason(&e))?;
             if head.is_interim() {
                 interim_budget.spend_head(&bytes)?;
-                reply.send_interim(&bytes, &head).await?;
+                response_path.send_interim(&bytes, &head).await?;
                 continue;
             }
-            if head.tunnel && !reply.upgrade {
+            if head.tunnel && !upgrade {
                 // The request did not include an upgrade.
                 return Err(Reason::UpstreamMalformed);
             }
@@ -461,7 +467,7 @@ async fn receive_response(
                 ConnectionSharing::Pinned => true,
                 ConnectionSharing::PinnedAtSidecar => {
                     if let Some(reason) = rejection_over_http1(&bytes, &head) {
-                        reply.record_rejection(reason)?;
+                        response_path.record_rejection(reason)?;
                     }
                     true
                 }
@@ -470,7 +476,7 @@ async fn receive_response(
                 head.keep_alive && head.body != BodyLength::UntilClose && may_serve_again;
             let length = if head.tunnel { BodyLength::UntilClose } else { head.body };
             let source = BodySource::from_http1(reader, length);
-            reply.send_final(&bytes, &head, source).await?;
+            response_path.send_final(&bytes, &head, source).await?;
             return Ok(reusable);
         },
     }
@@ -479,26 +485,26 @@ async fn receive_response(
 /// Forwards the response of an HTTP/2 server.
 async fn receive_http2(
     mut pending: Box<PendingResponse>,
-    reply: &mut ResponsePath<'_, '_>,
+    response_path: &mut ResponsePath<'_, '_>,
 ) -> Result<bool, Reason> {
     loop {
-        let mut head = reply.worker.response_heads.take_object();
-        let (request_kind, upgrade) = (reply.request_kind, reply.upgrade);
+        let mut head = response_path.worker.response_heads.take_object();
+        let (request_kind, upgrade) = (response_path.request_kind, response_path.upgrade);
         let received = pending.next().await.map_err(|missing| {
-            reply.reset.set(missing.reset);
+            response_path.reset.set(missing.reset);
             missing.reason
         })?;
         let (mut parts, body) = match received {
             Http2ResponseHead::Interim(bytes) => {
                 parse_head(&mut head, &bytes, request_kind, upgrade, true)?;
-                pending.collect_during(reply.send_interim(&bytes, &head)).await??;
+                pending.collect_during(response_path.send_interim(&bytes, &head)).await??;
                 continue;
             }
             Http2ResponseHead::Final(parts, body) => (parts, body),
         };
-        let is_accepted = reply.upgrade && parts.status.is_success();
+        let is_accepted = response_path.upgrade && parts.status.is_success();
         let bytes = match is_accepted {
-            true => connect::switching_response(&mut parts, reply.request),
+            true => connect::build_switching_response(&mut parts, response_path.request),
             false => head::response_to_http1(&parts),
         };
         parse_head(&mut head, &bytes, request_kind, upgrade, false)?;
@@ -512,7 +518,7 @@ async fn receive_http2(
         if source.is_empty() && head.body == BodyLength::UntilClose {
             head.body = BodyLength::Known(0);
         }
-        reply.send_final(&bytes, &head, source).await?;
+        response_path.send_final(&bytes, &head, source).await?;
         return Ok(true);
     }
 }

@@ -104,7 +104,7 @@ pub(crate) async fn backend_service(
         Reason::UnknownService => Reason::InvalidBackend,
         reason => reason,
     })?;
-    worker.retire_removed(&config);
+    worker.retire_removed_endpoints(&config);
     match compiled_service.config.client_authorization {
         ClientAuthorization::Denied => Err(Reason::DeniedOutbound),
         ClientAuthorization::Allowed => Ok((config, compiled_service)),
@@ -134,7 +134,7 @@ impl Exchange<'_, '_> {
         gateway_connection: &GatewayConnection,
         actions: Option<&Arc<CompiledActions>>,
     ) {
-        let client = [
+        let client_headers = [
             ("x-forwarded-for", self.session.peer.ip().to_string()),
             ("x-forwarded-proto", gateway_connection.scheme.as_str().to_owned()),
         ];
@@ -144,7 +144,7 @@ impl Exchange<'_, '_> {
                     || actions.request.appended().any(|(edited, _)| edited == name)
             })
         };
-        let added = client.into_iter().filter(|(name, _)| !is_edited(name));
-        self.extra_headers.extend(added.map(|(name, value)| (name.to_owned(), value)));
+        let added_headers = client_headers.into_iter().filter(|(name, _)| !is_edited(name));
+        self.extra_headers.extend(added_headers.map(|(name, value)| (name.to_owned(), value)));
     }
 }

@@ -14,12 +14,13 @@ pub(crate) struct GeneratedResponse<'a> {
     pub(crate) status: u16,
     /// The fields in addition to `date` and `content-length`.
     pub(crate) fields: &'a [(&'a str, &'a str)],
+    /// The body, in plain text.
     pub(crate) text: &'a str,
     /// The header changes by a rule.
     pub(crate) edits: Option<&'a FieldEdits>,
     /// True if the sidecar rejects the request.
-    pub(crate) rejects: bool,
-    /// True if the client is a sidecar that reads the rejection mark over HTTP/1.1.
+    pub(crate) is_rejection: bool,
+    /// True if the client is a sidecar: over HTTP/1.1, a rejection is then marked with [`REJECTED_OPTION`].
     pub(crate) to_sidecar: bool,
 }
 
@@ -31,12 +32,13 @@ impl GeneratedResponse<'_> {
             Responder::Http1 { writer, keep_alive, .. } => {
                 let head = self.http1_head();
                 writer.output_buffer().extend_from_slice(head.as_bytes());
-                if self.rejects && self.to_sidecar {
+                if self.is_rejection && self.to_sidecar {
                     let mark = format!("connection: {REJECTED_OPTION}\r\n");
                     writer.output_buffer().extend_from_slice(mark.as_bytes());
                 }
-                let close: &[u8] = if *keep_alive { b"\r\n" } else { b"connection: close\r\n\r\n" };
-                writer.output_buffer().extend_from_slice(close);
+                let head_end: &[u8] =
+                    if *keep_alive { b"\r\n" } else { b"connection: close\r\n\r\n" };
+                writer.output_buffer().extend_from_slice(head_end);
                 writer.output_buffer().extend_from_slice(body.as_bytes());
                 writer.flush().await.is_ok()
             }
@@ -59,7 +61,7 @@ impl GeneratedResponse<'_> {
                     out.extend_from_slice(head.as_bytes());
                     out.extend_from_slice(b"\r\n");
                 };
-                let result = match self.rejects {
+                let result = match self.is_rejection {
                     true => stream.send_rejection(body.is_empty(), write),
                     false => stream.send_head(false, body.is_empty(), write),
                 };
@@ -112,7 +114,7 @@ impl GeneratedResponse<'_> {
     }
 }
 
-/// Edits a head according to a rule.
+/// Applies the edits of a rule to a head; `None` if a field is invalid.
 pub(crate) fn edit_fields(edits: &FieldEdits, fields: &mut http::HeaderMap) -> Option<()> {
     for name in &edits.remove {
         fields.remove(&**name);
@@ -120,7 +122,7 @@ pub(crate) fn edit_fields(edits: &FieldEdits, fields: &mut http::HeaderMap) -> O
     append_fields(edits, fields)
 }
 
-/// Appends the fields that a rule appends.
+/// Appends the fields that a rule adds or sets; `None` if a field is invalid.
 fn append_fields(edits: &FieldEdits, fields: &mut http::HeaderMap) -> Option<()> {
     for (name, value) in edits.appended() {
         let name = HeaderName::from_bytes(name.as_bytes()).ok()?;

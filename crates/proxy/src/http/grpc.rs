@@ -13,9 +13,12 @@ pub(crate) use leno_outside::message;
 
 /// True for the content type of a gRPC call, in any case (RFC 9110 §8.3.1); gRPC-Web is a different protocol.
 pub(crate) fn is_grpc_content_type(content_type: &[u8]) -> bool {
-    let Some((kind, rest)) = content_type.split_at_checked(CALL.len()) else { return false };
-    kind.eq_ignore_ascii_case(CALL)
-        && matches!(rest.first(), None | Some(b'+' | b';' | b' ' | b'\t'))
+    let Some((content_type_start, suffix)) = content_type.split_at_checked(CALL_CONTENT_TYPE.len())
+    else {
+        return false;
+    };
+    content_type_start.eq_ignore_ascii_case(CALL_CONTENT_TYPE)
+        && matches!(suffix.first(), None | Some(b'+' | b';' | b' ' | b'\t'))
 }
 
 /// The status of a call, as soon as it is known.
@@ -29,7 +32,7 @@ impl GrpcCall<'_> {
         let value = lines.find_map(|line| {
             let colon = line.iter().position(|byte| *byte == b':')?;
             let (name, value) = line.split_at_checked(colon)?;
-            name.eq_ignore_ascii_case(STATUS.as_bytes()).then(|| value.get(1..))?
+            name.eq_ignore_ascii_case(STATUS_FIELD.as_bytes()).then(|| value.get(1..))?
         });
         if let Some(value) = value {
             self.0.set(Some(GrpcStatus::from_value(value.trim_ascii())));
@@ -39,9 +42,10 @@ impl GrpcCall<'_> {
     /// Ends the response: without a status in the trailers, that of the head counts.
     pub(crate) fn finish_response(self, bytes: &[u8], head: &ResponseHead) {
         if self.0.get().is_none() {
-            let reported = head.find(bytes, STATUS).next();
+            let reported_status = head.find(bytes, STATUS_FIELD).next();
             self.0.set(Some(
-                reported.map_or(GrpcStatus::from_http_status(head.status), GrpcStatus::from_value),
+                reported_status
+                    .map_or(GrpcStatus::from_http_status(head.status), GrpcStatus::from_value),
             ));
         }
     }
@@ -90,20 +94,20 @@ pub(crate) fn status_of_reset(code: ResetCode) -> Option<GrpcStatus> {
 
 /// Returns the gRPC status in the head of a response.
 pub(crate) fn head_status(bytes: &[u8], head: &ResponseHead) -> Option<GrpcStatus> {
-    head.find(bytes, STATUS).next().map(GrpcStatus::from_value)
+    head.find(bytes, STATUS_FIELD).next().map(GrpcStatus::from_value)
 }
 
 /// Returns the HTTP status of the response to a call, for retry policies: that of its head, or the equivalent
 /// of its gRPC status.
 pub(crate) fn equivalent_http_status(bytes: &[u8], head: &ResponseHead) -> u16 {
     match (head.status, head_status(bytes, head)) {
-        (200, Some(reported)) => status_class(reported),
+        (200, Some(reported_status)) => status_for_rules(reported_status),
         (status, _) => status,
     }
 }
 
 /// Returns the HTTP status by which rules refer to a gRPC status; 200 if there is none.
-const fn status_class(status: GrpcStatus) -> u16 {
+const fn status_for_rules(status: GrpcStatus) -> u16 {
     match status {
         GrpcStatus::Unavailable => 503,
         GrpcStatus::DeadlineExceeded => 504,
@@ -124,10 +128,10 @@ const fn status_class(status: GrpcStatus) -> u16 {
 }
 
 /// The status field, in lower case as in HTTP/2.
-const STATUS: &str = "grpc-status";
+const STATUS_FIELD: &str = "grpc-status";
 
 /// The content type of a call.
-const CALL: &[u8] = b"application/grpc";
+const CALL_CONTENT_TYPE: &[u8] = b"application/grpc";
 
 #[cfg(test)]
 mod tests {
@@ -153,12 +157,12 @@ mod tests {
     #[test]
     fn the_status_in_trailers_takes_precedence_over_that_of_the_head() {
         let recorded_status = |head: &str, trailers: &str| {
-            let mut parsed = ResponseHead::default();
-            parsed.parse(head.as_bytes(), leno_wire::http1::RequestKind::Other).unwrap();
+            let mut parsed_head = ResponseHead::default();
+            parsed_head.parse(head.as_bytes(), leno_wire::http1::RequestKind::Other).unwrap();
             let status = Cell::new(None);
             let call = GrpcCall(&status);
             call.record_trailers(trailers.as_bytes());
-            call.finish_response(head.as_bytes(), &parsed);
+            call.finish_response(head.as_bytes(), &parsed_head);
             status.get()
         };
         let ok = "HTTP/1.1 200 OK\r\n\r\n";

@@ -19,8 +19,8 @@ use crate::max_wait::poll_within;
 pub(crate) struct MessageReader {
     pub(crate) io: Io,
     pub(crate) buffer: BytesMut,
-    /// The peer is an application without a sidecar of its own: its responses are parsed as leniently as RFC
-    /// 9112 allows.
+    /// True if the peer is an application without a sidecar of its own: its responses are parsed as leniently
+    /// as RFC 9112 allows.
     pub(crate) is_tolerant: bool,
 }
 
@@ -175,7 +175,7 @@ impl MessageReader {
 /// True for the first frame of an HTTP/2 server (RFC 9113 §3.4): SETTINGS without ACK, on the connection, with
 /// entries of six bytes (§6.5). Its length never needs the first byte.
 fn begins_http2(bytes: &[u8]) -> bool {
-    let Some([0, high, low, SETTINGS, 0, 0, 0, 0, 0]) = bytes.first_chunk::<9>() else {
+    let Some([0, high, low, SETTINGS_FRAME_TYPE, 0, 0, 0, 0, 0]) = bytes.first_chunk::<9>() else {
         return false;
     };
     u16::from_be_bytes([*high, *low]) % 6 == 0
@@ -209,10 +209,10 @@ impl MessageWriter {
     /// `TimedOut` if the peer accepts no more data.
     pub(crate) async fn flush(&mut self) -> io::Result<()> {
         loop {
-            let before = self.buffer.len();
+            let old_length = self.buffer.len();
             match poll_within(self.max_wait, |cx| self.poll_flush(cx)).await {
-                Some(flushed) => return flushed,
-                None if self.buffer.len() < before => {}
+                Some(result) => return result,
+                None if self.buffer.len() < old_length => {}
                 None => return Err(io::ErrorKind::TimedOut.into()),
             }
         }
@@ -231,7 +231,7 @@ impl MessageWriter {
 const HTTP1_START: &[u8] = b"HTTP/1.";
 
 /// The type of a SETTINGS frame (RFC 9113 §6.5).
-const SETTINGS: u8 = 4;
+const SETTINGS_FRAME_TYPE: u8 = 4;
 
 /// Room beyond the largest head for other bytes of the same read.
 const HEAD_MARGIN_BYTES: usize = 32 * 1024;

@@ -25,7 +25,7 @@ use crate::upstream::pick::pick_endpoint;
 use crate::upstream::{Checkout, ConnectWait};
 use crate::worker::Worker;
 
-/// Copies of one request, before they are sent.
+/// The copies of one request that are not sent yet: a head, and the backends that receive it.
 pub(crate) struct PendingMirrors {
     worker: Rc<Worker>,
     config: Arc<ConfigSnapshot>,
@@ -73,7 +73,7 @@ impl PendingMirrors {
             // The task ends by itself, soon, and holds its permit until then.
             tokio::task::spawn_local(async move {
                 let worker = copy.worker.clone();
-                let result = tokio::time::timeout(MAX_TIME, copy.send_copy()).await;
+                let result = tokio::time::timeout(MAX_COPY_TIME, copy.send_copy()).await;
                 worker.shard.add(
                     match result {
                         Ok(Ok(())) => Count::MirrorsResponded,
@@ -134,8 +134,8 @@ impl MirroredRequest {
         let priorities = permitted_endpoints(&worker, port, None)?;
         let cluster = worker.cluster_for(port.traffic_policy.as_ref(), port, config.version);
         let upstream = pick_endpoint(&worker, &priorities, cluster.as_deref(), None, None)?;
-        // A member with a foreign proxy would need another framing.
-        if upstream.is_foreign() && !upstream.is_plain() {
+        // A mesh member without links would need another framing.
+        if upstream.uses_http1() && !upstream.is_plain() {
             return Err(Reason::Unsupported);
         }
         // The limits on requests apply to copies, and the results of copies count for outlier detection.
@@ -220,11 +220,11 @@ async fn send_body(
     body: Vec<BodyPiece>,
     max_wait: Duration,
 ) -> Result<(), Reason> {
-    let mut remaining = body.len();
+    let mut remaining_pieces = body.len();
     for piece in body {
-        remaining -= 1;
+        remaining_pieces -= 1;
         match piece {
-            BodyPiece::Data(data) => send_data(stream, data, remaining == 0, max_wait)
+            BodyPiece::Data(data) => send_data(stream, data, remaining_pieces == 0, max_wait)
                 .await
                 .map_err(|_| Reason::UpstreamReset)?,
             BodyPiece::Trailers(trailers) => {
@@ -277,6 +277,6 @@ fn parse_status(head: &[u8]) -> Option<u16> {
 /// The maximum number of copies in flight from one data thread; further copies are dropped.
 const MAX_IN_FLIGHT: usize = 64;
 /// The time limit of a copy, including its response.
-const MAX_TIME: Duration = Duration::from_secs(15);
+const MAX_COPY_TIME: Duration = Duration::from_secs(15);
 /// The maximum number of response bytes that are read; after them the stream is reset.
 const MAX_RESPONSE_BYTES: usize = 1024 * 1024;

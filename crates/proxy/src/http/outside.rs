@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use leno_model::{AddressEntry, Egress, Name, Reason, ServiceName};
-use leno_traffic::{EgressDecision, outside_rejection};
+use leno_traffic::{EgressDecision, external_rejection};
 
 use super::request::{ParsedTarget, Request};
 use super::route::{self, Destination, ResolvedRoute};
@@ -15,7 +15,7 @@ use crate::upstream::Application;
 
 /// Routes a request to an address outside the mesh, if an egress rule permits its host, or all traffic to that
 /// address.
-pub(crate) fn route_outside(
+pub(crate) fn route_external(
     session: &Session,
     address: SocketAddr,
     request: &Request<'_>,
@@ -27,17 +27,17 @@ pub(crate) fn route_outside(
         && compiled.egress_rules.permission_for(address) != EgressDecision::Allowed
         && compiled
             .egress_rules
-            .by_request(address, &request.request_view(request_target))
+            .policy_for_request(address, &request.request_view(request_target))
             .is_none()
     {
         return Err(Reason::EgressDenied);
     }
-    let mut cached = session.outside.borrow_mut();
-    let server = match cached.take().filter(|server| server.is_at(address)) {
+    let mut cached_server = session.external_server.borrow_mut();
+    let server = match cached_server.take().filter(|server| server.is_at(address)) {
         Some(server) => server,
-        None => Rc::new(Application::outside_mesh(address)),
+        None => Rc::new(Application::external(address)),
     };
-    *cached = Some(server.clone());
+    *cached_server = Some(server.clone());
     Ok(ResolvedRoute::to_destination(Arc::clone(&config), Destination::Application(server)))
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn route_outside(
 pub(crate) enum NamedDestination {
     Service(ServiceName, u16),
     /// An address outside the mesh.
-    Outside(SocketAddr),
+    External(SocketAddr),
 }
 
 /// Resolves the destination of a client of the HTTP proxy: a service, or an external host that `egress` may
@@ -60,7 +60,7 @@ pub(crate) async fn resolve_authority(
     authority: &str,
 ) -> Result<NamedDestination, Reason> {
     let worker = &session.worker;
-    let (host, port) = host_and_port(authority)?;
+    let (host, port) = split_authority(authority)?;
     let service = match host.eq_ignore_ascii_case("localhost") {
         // RFC 6761 §6.3: always a name of this machine, whatever its resolver returns.
         true => Err(Reason::UnknownService),
@@ -87,29 +87,29 @@ pub(crate) async fn resolve_authority(
     let named_service = service.as_ref().ok().map(|(service, _)| service);
     let is_known_namespace = |namespace: &Name| knows_namespace(session, namespace);
     if let Some(reason) =
-        outside_rejection(host, named_service, egress_permitted, is_known_namespace)
+        external_rejection(host, named_service, egress_permitted, is_known_namespace)
     {
         return Err(reason);
     }
-    let address = Box::pin(address_of(session, host, port)).await;
+    let address = Box::pin(resolve_host(session, host, port)).await;
     // A name in the form of a service without an address is a mistake, also if the resolver times out.
     let address = address.map_err(|reason| service.map_or(reason, |_| Reason::UnknownService))?;
-    member_or_outside(session, address).await
+    classify_address(session, address).await
 }
 
 /// Returns the destination at a resolved address: a member of the mesh is reached in the same way as by name,
 /// or not at all, and never in plaintext. Loopback is the client's own machine.
-async fn member_or_outside(
+async fn classify_address(
     session: &Session,
     address: SocketAddr,
 ) -> Result<NamedDestination, Reason> {
     let worker = &session.worker;
     if address.ip().is_loopback() {
-        return Ok(NamedDestination::Outside(address));
+        return Ok(NamedDestination::External(address));
     }
     let max_wait = worker.config.limits.discovery_timeout;
     match &*worker.config_store.address_entry(address.ip(), max_wait).await? {
-        AddressEntry::External => Ok(NamedDestination::Outside(address)),
+        AddressEntry::External => Ok(NamedDestination::External(address)),
         AddressEntry::Service(service) => {
             Ok(NamedDestination::Service(service.clone(), address.port()))
         }
@@ -128,7 +128,7 @@ fn knows_namespace(session: &Session, namespace: &Name) -> bool {
 }
 
 /// Splits an authority into a host and a port, by default 80.
-fn host_and_port(authority: &str) -> Result<(&str, u16), Reason> {
+fn split_authority(authority: &str) -> Result<(&str, u16), Reason> {
     let (host, port) = match authority.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => {
             (host, port.parse().map_err(|_| Reason::BadRequest)?)
@@ -139,7 +139,7 @@ fn host_and_port(authority: &str) -> Result<(&str, u16), Reason> {
 }
 
 /// Resolves a host with the resolver of the machine; returns the first IPv4 address if there is one.
-async fn address_of(session: &Session, host: &str, port: u16) -> Result<SocketAddr, Reason> {
+async fn resolve_host(session: &Session, host: &str, port: u16) -> Result<SocketAddr, Reason> {
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     if let Ok(address) = host.parse() {
         return Ok(SocketAddr::new(address, port));
@@ -150,8 +150,9 @@ async fn address_of(session: &Session, host: &str, port: u16) -> Result<SocketAd
         let _permit = worker.name_queries.acquire().await.map_err(|_| Reason::UnknownService)?;
         let addresses = tokio::net::lookup_host((host, port)).await;
         let addresses: Vec<_> = addresses.map_err(|_| Reason::UnknownService)?.collect();
-        let first = addresses.iter().find(|candidate| candidate.is_ipv4()).or(addresses.first());
-        first.copied().ok_or(Reason::UnknownService)
+        let preferred_address =
+            addresses.iter().find(|candidate| candidate.is_ipv4()).or(addresses.first());
+        preferred_address.copied().ok_or(Reason::UnknownService)
     };
     let limit = worker.config.limits.connect_timeout;
     tokio::time::timeout(limit, query).await.map_err(|_| Reason::ConnectTimeout)?

@@ -19,7 +19,7 @@ pub(crate) struct ReplayBuffer {
     /// True if the body is buffered until the end of the request, even if it is not sent again.
     is_retained: Cell<bool>,
     /// The index of the next piece to send.
-    next: Cell<usize>,
+    next_index: Cell<usize>,
 }
 
 impl ReplayBuffer {
@@ -44,14 +44,14 @@ impl ReplayBuffer {
     }
 
     fn is_at_end(&self) -> bool {
-        self.next.get() == self.pieces.borrow().len()
+        self.next_index.get() == self.pieces.borrow().len()
     }
 
     /// Drops the pieces that were sent, if buffering has stopped.
     fn drop_sent(&self) {
         if self.is_lost.get() && self.is_at_end() {
             self.pieces.take();
-            self.next.set(0);
+            self.next_index.set(0);
         }
     }
 
@@ -76,7 +76,7 @@ impl ReplayBuffer {
 pub(crate) struct ReplaySource<'a> {
     source: BodySource<'a>,
     buffer: Rc<ReplayBuffer>,
-    bytes: usize,
+    byte_count: usize,
 }
 
 impl<'a> ReplaySource<'a> {
@@ -84,18 +84,18 @@ impl<'a> ReplaySource<'a> {
     pub(crate) fn new(source: BodySource<'a>, buffer: Rc<ReplayBuffer>) -> Self {
         #[cfg(test)]
         BUFFERS.with_borrow_mut(|buffers| buffers.push(Rc::downgrade(&buffer)));
-        Self { source, buffer, bytes: 0 }
+        Self { source, buffer, byte_count: 0 }
     }
 
     /// Starts again at the first byte; permitted only while no part is lost.
     pub(crate) fn restart(&mut self) {
         debug_assert!(!self.buffer.is_lost(), "a request with lost bytes cannot be replayed");
-        self.buffer.next.set(0);
+        self.buffer.next_index.set(0);
     }
 
     /// Skips the buffered pieces, which have been sent by another attempt.
     pub(crate) fn skip_buffered(&mut self) {
-        self.buffer.next.set(self.buffer.pieces.borrow().len());
+        self.buffer.next_index.set(self.buffer.pieces.borrow().len());
     }
 
     /// Returns all pieces, if they are the complete body.
@@ -118,29 +118,29 @@ impl<'a> ReplaySource<'a> {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<BodyPiece>, ReadError>> {
-        let index = self.buffer.next.get();
+        let index = self.buffer.next_index.get();
         let buffered = self.buffer.pieces.borrow().get(index).cloned();
         if let Some(piece) = buffered {
-            self.buffer.next.set(index + 1);
+            self.buffer.next_index.set(index + 1);
             self.buffer.drop_sent();
             return Poll::Ready(Ok(Some(piece)));
         }
-        let next = ready!(self.source.poll_next(cx))?;
-        if let Some(piece) = next.as_ref().filter(|_| !self.buffer.is_lost()) {
+        let next_piece = ready!(self.source.poll_next(cx))?;
+        if let Some(piece) = next_piece.as_ref().filter(|_| !self.buffer.is_lost()) {
             let mut pieces = self.buffer.pieces.borrow_mut();
             let (BodyPiece::Data(bytes) | BodyPiece::Trailers(bytes)) = piece;
-            self.bytes = self.bytes.saturating_add(bytes.len());
-            if self.bytes > MAX_BUFFERED_BYTES || pieces.len() == MAX_BUFFERED_PIECES {
+            self.byte_count = self.byte_count.saturating_add(bytes.len());
+            if self.byte_count > MAX_BUFFERED_BYTES || pieces.len() == MAX_BUFFERED_PIECES {
                 self.buffer.is_lost.set(true);
                 *pieces = Vec::new();
-                self.buffer.next.set(0);
+                self.buffer.next_index.set(0);
             } else {
                 pieces.push(piece.clone());
-                self.buffer.next.set(pieces.len());
+                self.buffer.next_index.set(pieces.len());
             }
         }
         self.buffer.is_whole.set(self.source.is_exhausted());
-        Poll::Ready(Ok(next))
+        Poll::Ready(Ok(next_piece))
     }
 }
 

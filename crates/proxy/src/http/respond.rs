@@ -34,7 +34,7 @@ pub(crate) enum Responder<'a> {
     Http2 { response: Http2Response, max_wait: Duration, grpc: bool },
 }
 
-/// The client is gone.
+/// The error of a response to a client that has disconnected.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClientGone;
 
@@ -109,15 +109,16 @@ impl Responder<'_> {
         &mut self,
         bytes: &[u8],
         head: &ResponseHead,
-        rule: Option<&FieldEdits>,
+        rule_edits: Option<&FieldEdits>,
         affinity_field: Option<&ResponseField>,
         bodiless: bool,
     ) -> Result<BodySink<'_>, ClientGone> {
-        let date = date::missing_date(bytes, head).filter(|_| !rule.is_some_and(removes_date));
+        let date =
+            date::missing_date(bytes, head).filter(|_| !rule_edits.is_some_and(removes_date));
         let date = date.as_ref().map(|date: &DateText| [("date", &date[..])]);
         let date: &[(&str, &[u8])] = date.as_ref().map_or(&[], |date| date);
         let fields;
-        let add = match affinity_field {
+        let added_fields = match affinity_field {
             None => date,
             Some((name, value)) => {
                 let affinity_field = (&**name, value.as_bytes());
@@ -136,12 +137,15 @@ impl Responder<'_> {
                     (false, true) => ConnectionHeader::KeepAlive,
                     (false, false) => ConnectionHeader::Close,
                 };
-                let edits = ResponseEdits { add, ..response_edits(rule, framing, connection) };
+                let edits = ResponseEdits {
+                    add: added_fields,
+                    ..response_edits(rule_edits, framing, connection)
+                };
                 write_response(bytes, head, &edits, writer.output_buffer());
                 Ok(BodySink::Http1 { writer, chunked: framing == Framing::Chunked })
             }
             Self::Http2 { response, max_wait, .. } => {
-                let stream = response.start(bytes, head, add, rule, bodiless)?;
+                let stream = response.start(bytes, head, added_fields, rule_edits, bodiless)?;
                 Ok(BodySink::Http2 { stream, max_wait: *max_wait })
             }
             Self::Link { stream, max_wait } => {
@@ -150,8 +154,10 @@ impl Responder<'_> {
                 } else {
                     ConnectionHeader::KeepAlive
                 };
-                let edits =
-                    ResponseEdits { add, ..response_edits(rule, Framing::OutOfBand, connection) };
+                let edits = ResponseEdits {
+                    add: added_fields,
+                    ..response_edits(rule_edits, Framing::OutOfBand, connection)
+                };
                 stream
                     .send_head(false, bodiless, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)?;
@@ -179,21 +185,21 @@ fn body_framing(length: BodyLength, version: Http1Version) -> Framing {
 
 /// Returns the edits of a head, including those of the selected rule.
 fn response_edits(
-    rule: Option<&FieldEdits>,
+    rule_edits: Option<&FieldEdits>,
     framing: Framing,
     connection: ConnectionHeader,
 ) -> ResponseEdits<'_> {
     ResponseEdits {
         framing,
         add: &[],
-        lines: rule.map_or("", |rule| &rule.lines),
-        remove: rule.map_or(&[], |rule| &rule.remove),
+        lines: rule_edits.map_or("", |rule_edits| &rule_edits.lines),
+        remove: rule_edits.map_or(&[], |rule_edits| &rule_edits.remove),
         connection,
     }
 }
 
-fn removes_date(rule: &FieldEdits) -> bool {
-    rule.remove.iter().any(|name| &**name == "date")
+fn removes_date(rule_edits: &FieldEdits) -> bool {
+    rule_edits.remove.iter().any(|name| &**name == "date")
 }
 
 /// The interim head that requests a body.

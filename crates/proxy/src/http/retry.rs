@@ -121,7 +121,7 @@ impl<'a> ResponseFilter<'a> {
         let (service, retries) = self.budget;
         // A hedged attempt counts as a retry.
         let hedge_state = observer.and_then(ResponseObserver::hedge_state);
-        let retries = retries + u32::from(hedge_state.is_some_and(HedgeState::is_sent));
+        let retries = retries + u32::from(hedge_state.is_some_and(HedgeState::is_second_sent));
         let attempt = FailedAttempt {
             sent: SentPart::HeadOrMore,
             idempotent: retry::is_idempotent(self.request.method()),

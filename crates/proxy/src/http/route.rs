@@ -69,12 +69,12 @@ pub(crate) enum Destination {
     Application(Rc<Application>),
     /// Any of these endpoints.
     Endpoints(Priorities),
-    /// None: the client receives a redirect.
+    /// No destination: the client receives a redirect.
     Redirected(Redirection),
 }
 
 impl Destination {
-    /// The number of endpoints to choose from.
+    /// Returns the number of endpoints to choose from; 0 for the application.
     pub(crate) fn endpoint_count(&self) -> usize {
         match self {
             Self::Endpoints(priorities) => priorities.len(),
@@ -101,7 +101,7 @@ pub(crate) async fn route_request(
             record.subject.service = Some(service.clone());
             route_to_service(session, service, *port, request, request_target, record).await
         }
-        ListenerKind::Pinned { at, id } => route_pinned(session, *at, id, record).await,
+        ListenerKind::Pinned { address, id } => route_pinned(session, *address, id, record).await,
         // Boxed to keep the future small for other requests.
         ListenerKind::Gateway { .. } => match &session.gateway_connection {
             Some(gateway_connection) => {
@@ -116,8 +116,8 @@ pub(crate) async fn route_request(
             }
             None => Err(Reason::NoRoute.into()),
         },
-        ListenerKind::Address(at) => {
-            Ok(outside::route_outside(session, *at, request, request_target)?)
+        ListenerKind::Address(address) => {
+            Ok(outside::route_external(session, *address, request, request_target)?)
         }
         ListenerKind::HttpProxy => {
             // Only a request with an absolute target is meant for a proxy (RFC 9112 §3.2.2): a request that
@@ -131,8 +131,8 @@ pub(crate) async fn route_request(
                 NamedDestination::Service(service, port) => {
                     route_to_service(session, &service, port, request, request_target, record).await
                 }
-                NamedDestination::Outside(at) => {
-                    Ok(outside::route_outside(session, at, request, request_target)?)
+                NamedDestination::External(address) => {
+                    Ok(outside::route_external(session, address, request, request_target)?)
                 }
             }
         }
@@ -142,7 +142,7 @@ pub(crate) async fn route_request(
 /// Routes to one specific workload; routes and policies of its service do not apply.
 async fn route_pinned(
     session: &Session,
-    at: SocketAddr,
+    address: SocketAddr,
     id: &EndpointId,
     record: &mut ExchangeRecord<'_>,
 ) -> Result<ResolvedRoute, Failure> {
@@ -150,10 +150,10 @@ async fn route_pinned(
     record.subject.port = id.port;
     let worker = &session.worker;
     let max_wait = worker.config.limits.discovery_timeout;
-    let (config, endpoint) = worker.config_store.pinned_endpoint(at, id, max_wait).await?;
-    worker.retire_removed(&config);
-    if worker.config_store.protocol_at(at) == Some(Protocol::Tcp) {
-        return Err(protocol_changed(session));
+    let (config, endpoint) = worker.config_store.pinned_endpoint(address, id, max_wait).await?;
+    worker.retire_removed_endpoints(&config);
+    if worker.config_store.protocol_at(address) == Some(Protocol::Tcp) {
+        return Err(reject_changed_protocol(session));
     }
     Ok(ResolvedRoute::to_destination(
         config,
@@ -214,7 +214,7 @@ pub(crate) async fn tunnel_destination(
 ) -> Result<NamedDestination, Reason> {
     let (service, port) = match outside::resolve_authority(session, authority).await? {
         NamedDestination::Service(service, port) => (service, port),
-        outside => return Ok(outside),
+        external => return Ok(external),
     };
     let max_wait = session.worker.config.limits.discovery_timeout;
     let (_, compiled_service) =
@@ -239,7 +239,7 @@ async fn route_to_service(
     let worker = &session.worker;
     let max_wait = worker.config.limits.discovery_timeout;
     let (config, compiled_service) = worker.config_store.with_service(service, max_wait).await?;
-    worker.retire_removed(&config);
+    worker.retire_removed_endpoints(&config);
     record.subject.service = Some(service.clone());
     if compiled_service.config.client_authorization == ClientAuthorization::Denied {
         return Err(Reason::DeniedOutbound.into());
@@ -247,18 +247,14 @@ async fn route_to_service(
     let compiled_port = compiled_service.ports.get(&port).ok_or(Reason::UnknownService)?;
     record.subject.port = port;
     if compiled_port.protocol == Protocol::Tcp && session.listener_kind != ListenerKind::HttpProxy {
-        return Err(protocol_changed(session));
+        return Err(reject_changed_protocol(session));
     }
     let view = request.request_view(request_target);
     let mut choice = compiled_port.routes.choose_backend(&view, worker.random_number());
-    let stays = session_predicate(worker, &config, Some(compiled_port), &view);
-    let session_affinity = SessionAffinity::for_request(
-        &mut choice,
-        &config.compiled,
-        stays,
-        &view,
-        date::since_epoch,
-    );
+    let may_stay = session_predicate(worker, &config, Some(compiled_port), &view);
+    let (compiled, clock) = (&config.compiled, date::since_epoch);
+    let session_affinity =
+        SessionAffinity::for_request(&mut choice, compiled, may_stay, &view, clock);
     let (backend_port, policies, timeout, actions) = match choice {
         RouteChoice::Direct => {
             let actions = compiled_port.routes.direct_actions().cloned();
@@ -267,8 +263,8 @@ async fn route_to_service(
         RouteChoice::To { rule, backend, index } => {
             rule_matches::count_route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
-            let backend_port = config.compiled.service(&backend.service);
-            let backend_port = backend_port.and_then(|service| service.ports.get(&backend.port));
+            let service = compiled.service(&backend.service);
+            let backend_port = service.and_then(|service| service.ports.get(&backend.port));
             let backend_port = backend_port.ok_or(Reason::InvalidBackend)?;
             record.subject.service = Some(backend.service.clone());
             let policies = compiled_port.policies_of_rule(rule.index, index, backend_port);
@@ -279,8 +275,7 @@ async fn route_to_service(
             record.subject.route = Some(rule.route.clone());
             let actions = rule.actions.clone();
             let redirection = actions.as_ref().and_then(|actions| actions.redirection(&view, port));
-            let redirection = redirection.ok_or(Reason::InvalidBackend)?;
-            let destination = Destination::Redirected(redirection);
+            let destination = Destination::Redirected(redirection.ok_or(Reason::InvalidBackend)?);
             let route = ResolvedRoute::to_destination(config, destination);
             return Ok(ResolvedRoute { actions, ..route });
         }
@@ -298,7 +293,7 @@ async fn route_to_service(
     }
     let hash_selection = request_hash(&config, backend_port, policies, Some(&view));
     let cluster = worker.cluster_for(policies.0, backend_port, config.version);
-    let fault_or_hedge_policy = fault_or_hedge_policy_of(policies.0);
+    let fault_or_hedge_policy = select_fault_or_hedge_policy(policies.0);
     Ok(ResolvedRoute {
         destination,
         timeout,
@@ -314,7 +309,7 @@ async fn route_to_service(
 /// Fails a request on a connection that was handled as HTTP before its port was known to carry TCP. TCP
 /// policies apply to the next connection.
 #[cold]
-fn protocol_changed(session: &Session) -> Failure {
+fn reject_changed_protocol(session: &Session) -> Failure {
     session.is_outdated.set(true);
     Reason::ProtocolChanged.into()
 }
@@ -359,13 +354,13 @@ pub(crate) fn route_to_port(
     let policies = port.own_policies();
     let hash_selection = request_hash(&config, port, policies, Some(view));
     let cluster = worker.cluster_for(policies.0, port, config.version);
-    let fault_or_hedge_policy = fault_or_hedge_policy_of(policies.0);
+    let fault_or_hedge_policy = select_fault_or_hedge_policy(policies.0);
     let resolved_route = ResolvedRoute::to_destination(config, Destination::Endpoints(endpoints));
     Ok(ResolvedRoute { cluster, hash_selection, fault_or_hedge_policy, ..resolved_route })
 }
 
 /// Returns the traffic policy of a request if it includes fault injection or hedging.
-fn fault_or_hedge_policy_of(
+fn select_fault_or_hedge_policy(
     traffic_policy: Option<&Arc<PortTrafficPolicy>>,
 ) -> Option<Arc<PortTrafficPolicy>> {
     traffic_policy.filter(|policy| policy.faults.is_some() || policy.hedging.is_some()).cloned()
@@ -398,7 +393,7 @@ pub(crate) fn permitted_endpoints(
     let mut random = || worker.random_number();
     let decision = match request {
         Some(request) => tags.choose_instances(request, &mut random),
-        None => tags.without_request(&mut random),
+        None => tags.choose_without_request(&mut random),
     };
     tags.matched_rules(&decision)
         .for_each(|(origin, slot)| rule_matches::count_tags(&worker.shard, origin, slot));

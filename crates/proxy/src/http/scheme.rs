@@ -45,7 +45,7 @@ pub(super) fn parse_target<'b>(
     };
     let body = Some(format!("leno: {hint}\n"));
     let response = Some(Arc::new(FixedResponse { status: None, body, headers: Vec::new() }));
-    Err(Failure { answer: response, ..Failure::from(Reason::Unsupported) })
+    Err(Failure { response, ..Failure::from(Reason::Unsupported) })
 }
 
 /// True if the client has sent the request over TLS.

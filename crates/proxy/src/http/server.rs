@@ -24,7 +24,7 @@ use crate::http2::cancel;
 use crate::http2::offer;
 use crate::io::Io;
 use crate::link::{OpenedStream, StreamLoss};
-use crate::max_wait::finished_within;
+use crate::max_wait::wait_within;
 use crate::record::ExchangeRecord;
 use crate::session::{ListenerKind, Session};
 
@@ -32,21 +32,26 @@ use crate::session::{ListenerKind, Session};
 pub(crate) enum ServeResult {
     /// The connection is over.
     Done,
-    /// The client requested a tunnel to this authority; `early` holds the bytes already received.
-    Tunnel { authority: String, early: BytesMut },
-    /// The client continues in HTTP/2; `first` is the frame with the request that offered the upgrade.
-    Http2 { first: Bytes, early: BytesMut },
-    /// The client of the HTTP proxy uses HTTP/2 with prior knowledge; `early` holds its first bytes.
-    PriorKnowledge { early: BytesMut },
+    /// The client requested a tunnel to this authority; `early_bytes` holds the bytes already received.
+    Tunnel { authority: String, early_bytes: BytesMut },
+    /// The client continues in HTTP/2; `first_frame` is the frame with the request that offered the upgrade.
+    Http2 { first_frame: Bytes, early_bytes: BytesMut },
+    /// The client of the HTTP proxy uses HTTP/2 with prior knowledge; `early_bytes` holds its first bytes.
+    PriorKnowledge { early_bytes: BytesMut },
 }
 
 /// Serves the requests of one connection until either side ends it, and then closes it. A connection that is
 /// idle for some time releases its buffers.
-pub(crate) async fn serve_requests(session: &Session, io: &Io, mut early: BytesMut) -> ServeResult {
+pub(crate) async fn serve_requests(
+    session: &Session,
+    io: &Io,
+    mut early_bytes: BytesMut,
+) -> ServeResult {
     let mut phase = session.worker.phase.clone();
     session.is_exclusive.set(true);
     loop {
-        let result = Box::pin(serve_until_idle(session, io, std::mem::take(&mut early))).await;
+        let result =
+            Box::pin(serve_until_idle(session, io, std::mem::take(&mut early_bytes))).await;
         if let Some(result) = result {
             return result;
         }
@@ -70,14 +75,18 @@ pub(crate) async fn serve_requests(session: &Session, io: &Io, mut early: BytesM
 }
 
 /// Serves requests until the connection ends, or has been idle for some time (`None`).
-async fn serve_until_idle(session: &Session, io: &Io, early: BytesMut) -> Option<ServeResult> {
+async fn serve_until_idle(
+    session: &Session,
+    io: &Io,
+    early_bytes: BytesMut,
+) -> Option<ServeResult> {
     let worker = &session.worker;
     let mut reader = MessageReader::new(io.clone());
-    reader.buffer = early;
+    reader.buffer = early_bytes;
     let mut writer = MessageWriter::new(io.clone(), worker.config.limits.body_stall_timeout);
     let mut phase = worker.phase.clone();
     loop {
-        match next_request(session, &mut reader, &mut phase).await {
+        match wait_for_request(session, &mut reader, &mut phase).await {
             NextStep::Request => {}
             NextStep::Idle => return None,
             NextStep::LastCall if await_last_request(session, &mut reader).await => {}
@@ -88,10 +97,10 @@ async fn serve_until_idle(session: &Session, io: &Io, early: BytesMut) -> Option
         }
         let mut head = worker.request_heads.take_object();
         let max_wait = worker.config.limits.head_timeout;
-        let bytes = match finished_within(max_wait, reader.read_request(&mut head)).await {
+        let bytes = match wait_within(max_wait, reader.read_request(&mut head)).await {
             Some(Ok(bytes)) => bytes,
             Some(Err(_)) if is_http2_proxy_client(session, &reader) => {
-                return Some(ServeResult::PriorKnowledge { early: reader.buffer });
+                return Some(ServeResult::PriorKnowledge { early_bytes: reader.buffer });
             }
             Some(Err(error)) => {
                 return Some(reject_unreadable(session, io, downstream_reason(&error)).await);
@@ -99,8 +108,8 @@ async fn serve_until_idle(session: &Session, io: &Io, early: BytesMut) -> Option
             None => return Some(reject_unreadable(session, io, Reason::HeadTimeout).await),
         };
         if head.http2 {
-            if let Some(first) = offer::accept_upgrade(session, io, &head, &bytes) {
-                return Some(switch_to_http2(&mut writer, first, reader.buffer).await);
+            if let Some(first_frame) = offer::accept_upgrade(session, io, &head, &bytes) {
+                return Some(switch_to_http2(&mut writer, first_frame, reader.buffer).await);
             }
             // This field describes the client only on a link.
             head.http2 = false;
@@ -115,7 +124,7 @@ async fn serve_until_idle(session: &Session, io: &Io, early: BytesMut) -> Option
         if session.listener_kind == ListenerKind::HttpProxy && request.method() == "CONNECT" {
             let authority =
                 String::from_utf8_lossy(head.target.slice_in(&request.bytes)).into_owned();
-            return Some(ServeResult::Tunnel { authority, early: reader.buffer });
+            return Some(ServeResult::Tunnel { authority, early_bytes: reader.buffer });
         }
         let mut responder = Responder::Http1 {
             writer: &mut writer,
@@ -126,16 +135,17 @@ async fn serve_until_idle(session: &Session, io: &Io, early: BytesMut) -> Option
         };
         let length = if upgrade { BodyLength::UntilClose } else { head.body };
         let mut body = BodySource::from_http1(&mut reader, length);
-        let (started, to_client) = (Cell::new(false), &mut responder);
-        let outcome = Exchange::new(session, &request, &mut body, to_client, &started).run().await;
-        let keeps_alive = matches!(responder, Responder::Http1 { keep_alive: true, .. });
+        let (response_started, to_client) = (Cell::new(false), &mut responder);
+        let outcome =
+            Exchange::new(session, &request, &mut body, to_client, &response_started).run().await;
+        let is_kept_alive = matches!(responder, Responder::Http1 { keep_alive: true, .. });
         // After a rejected upgrade the connection remains usable.
         let is_complete = body.is_complete() || upgrade;
         if outcome.is_err() {
             io.reset_on_drop();
             return Some(ServeResult::Done);
         }
-        if !is_complete || !keeps_alive {
+        if !is_complete || !is_kept_alive {
             io.close_lingering().await;
             return Some(ServeResult::Done);
         }
@@ -143,10 +153,14 @@ async fn serve_until_idle(session: &Session, io: &Io, early: BytesMut) -> Option
 }
 
 /// Accepts a client's offer of HTTP/2.
-async fn switch_to_http2(writer: &mut MessageWriter, first: Bytes, early: BytesMut) -> ServeResult {
-    writer.output_buffer().extend_from_slice(offer::SWITCHING);
+async fn switch_to_http2(
+    writer: &mut MessageWriter,
+    first_frame: Bytes,
+    early_bytes: BytesMut,
+) -> ServeResult {
+    writer.output_buffer().extend_from_slice(offer::SWITCHING_RESPONSE);
     match writer.flush().await {
-        Ok(()) => ServeResult::Http2 { first, early },
+        Ok(()) => ServeResult::Http2 { first_frame, early_bytes },
         Err(_) => ServeResult::Done,
     }
 }
@@ -176,7 +190,7 @@ fn await_last_request<'a>(
 }
 
 /// Waits for the first byte of the next request.
-async fn next_request(
+async fn wait_for_request(
     session: &Session,
     reader: &mut MessageReader,
     phase: &mut watch::Receiver<Phase>,
@@ -231,24 +245,25 @@ pub(crate) async fn reject_unreadable(session: &Session, io: &Io, reason: Reason
 }
 
 /// Serves one HTTP stream of a link.
-pub(crate) async fn serve_stream(session: &Session, opened: &OpenedStream) {
-    let stream = &opened.stream;
+pub(crate) async fn serve_stream(session: &Session, opened_stream: &OpenedStream) {
+    let stream = &opened_stream.stream;
     let mut head = session.worker.request_heads.take_object();
     let max_wait = session.worker.config.limits.body_stall_timeout;
     let mut responder = Responder::Link { stream, max_wait };
-    match parse_head(&mut head, opened) {
+    match parse_head(&mut head, opened_stream) {
         Ok(()) => {
-            let may_upgrade = || may_upgrade(&session.worker.config.upgrades, &head, &opened.head);
-            let upgrade = !opened.end && head.body == BodyLength::Empty && may_upgrade();
+            let may_upgrade =
+                || may_upgrade(&session.worker.config.upgrades, &head, &opened_stream.head);
+            let upgrade = !opened_stream.end && head.body == BodyLength::Empty && may_upgrade();
             let length = match head.body {
                 BodyLength::Empty if upgrade => BodyLength::UntilClose,
                 length => length,
             };
-            let request = Request { bytes: opened.head.clone(), head: &head, upgrade };
+            let request = Request { bytes: opened_stream.head.clone(), head: &head, upgrade };
             let mut body = BodySource::from_link(stream, length);
-            let started = Cell::new(false);
+            let response_started = Cell::new(false);
             let mut exchange =
-                Exchange::new(session, &request, &mut body, &mut responder, &started);
+                Exchange::new(session, &request, &mut body, &mut responder, &response_started);
             let request_scope = cancel::RequestScope;
             {
                 let mut exchange_run = pin!(exchange.run());
@@ -279,12 +294,12 @@ pub(crate) async fn serve_stream(session: &Session, opened: &OpenedStream) {
 }
 
 /// Parses a head. On a link the END flag indicates whether a body follows; the head may declare its length.
-fn parse_head(head: &mut RequestHead, opened: &OpenedStream) -> Result<(), ReadError> {
-    match head.parse(&opened.head)? {
-        Parsed::Complete(length) if length == opened.head.len() => {}
+fn parse_head(head: &mut RequestHead, opened_stream: &OpenedStream) -> Result<(), ReadError> {
+    match head.parse(&opened_stream.head)? {
+        Parsed::Complete(length) if length == opened_stream.head.len() => {}
         Parsed::Complete(_) | Parsed::Partial => return Err(Malformed::HeadTooLarge.into()),
     }
-    head.body = match (opened.end, head.body) {
+    head.body = match (opened_stream.end, head.body) {
         (true, BodyLength::Empty | BodyLength::Known(0)) => BodyLength::Empty,
         (false, BodyLength::Empty | BodyLength::Known(0)) if head.upgrade => BodyLength::Empty,
         (false, BodyLength::Known(bytes)) => BodyLength::Known(bytes),

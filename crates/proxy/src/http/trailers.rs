@@ -66,17 +66,18 @@ fn remove_fields(section: Bytes, is_removed: impl Fn(&[u8]) -> bool) -> Option<B
         let end = line.iter().position(|byte| *byte == b':').unwrap_or(line.len());
         line.get(..end).map(<[u8]>::to_vec).unwrap_or_default()
     };
-    let remains = |line: &&[u8]| !line.trim_ascii().is_empty() && !is_removed(&field_name(line));
+    let is_retained =
+        |line: &&[u8]| !line.trim_ascii().is_empty() && !is_removed(&field_name(line));
     let lines = || section.split_inclusive(|byte| *byte == b'\n');
-    if lines().filter(remains).count() + 1 == lines().count() {
+    if lines().filter(is_retained).count() + 1 == lines().count() {
         return Some(section);
     }
-    let mut remaining: Vec<u8> = lines().filter(remains).flatten().copied().collect();
-    if remaining.is_empty() {
+    let mut remaining_fields: Vec<u8> = lines().filter(is_retained).flatten().copied().collect();
+    if remaining_fields.is_empty() {
         return None;
     }
-    remaining.extend_from_slice(b"\r\n");
-    Some(remaining.into())
+    remaining_fields.extend_from_slice(b"\r\n");
+    Some(remaining_fields.into())
 }
 
 #[cfg(test)]

@@ -6,16 +6,16 @@ use std::cell::Cell;
 use leno_wire::link::ResetCode;
 
 thread_local! {
-    /// Read by streams that are dropped before their end. It cannot be an argument: a request ends when its
-    /// future is dropped.
-    static CODE: Cell<ResetCode> = const { Cell::new(ResetCode::Cancelled) };
+    /// The code that resets streams which are dropped before their end. It cannot be an argument, because a
+    /// request is canceled by dropping its future.
+    static CANCEL_CODE: Cell<ResetCode> = const { Cell::new(ResetCode::Cancelled) };
     /// True while attempts are dropped although the client still waits.
-    static ABANDONED: Cell<bool> = const { Cell::new(false) };
+    static ATTEMPT_IS_ABANDONED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Returns the code for a stream that is dropped now.
 pub(crate) fn current_code() -> ResetCode {
-    CODE.get()
+    CANCEL_CODE.get()
 }
 
 /// The scope of a request: clears the code when the request is over. Declared before the request, so that it is
@@ -25,19 +25,19 @@ pub(crate) struct RequestScope;
 impl RequestScope {
     /// Records that the client cancels the request with `code`; the request is dropped next.
     pub(crate) fn record_cancel(&self, code: ResetCode) {
-        CODE.set(code);
+        CANCEL_CODE.set(code);
     }
 }
 
 impl Drop for RequestScope {
     fn drop(&mut self) {
-        CODE.set(ResetCode::Cancelled);
+        CANCEL_CODE.set(ResetCode::Cancelled);
     }
 }
 
 /// True if the attempt being dropped is abandoned by this sidecar, and not canceled by its client.
 pub(crate) fn is_abandoned() -> bool {
-    ABANDONED.get()
+    ATTEMPT_IS_ABANDONED.get()
 }
 
 /// The scope of an attempt that may be abandoned. Declared before the attempt, so that it is dropped after it.
@@ -46,12 +46,12 @@ pub(crate) struct AttemptScope;
 impl AttemptScope {
     /// Records that the attempt is abandoned while the client still waits; it is dropped next.
     pub(crate) fn mark_abandoned() {
-        ABANDONED.set(true);
+        ATTEMPT_IS_ABANDONED.set(true);
     }
 }
 
 impl Drop for AttemptScope {
     fn drop(&mut self) {
-        ABANDONED.set(false);
+        ATTEMPT_IS_ABANDONED.set(false);
     }
 }

@@ -22,7 +22,7 @@ use self::capacity::{ConnectionAttempts, PendingQueue};
 use super::transport::Transport;
 use super::{
     CONNECTION_WINDOW_BYTES, MAX_HEADER_LIST_BYTES, MAX_SEND_BUFFER_BYTES, SMALL_FRAME_COST,
-    WINDOW_BYTES,
+    STREAM_WINDOW_BYTES,
 };
 use crate::io::Io;
 use crate::upstream::pool;
@@ -55,13 +55,13 @@ struct ServerState {
     /// The number of streams that the server processes on one connection before it refuses further ones with
     /// GOAWAY, as nginx does (`keepalive_requests`); `u32::MAX` as long as it refused none.
     streams_per_connection: Cell<u32>,
-    /// The number of streams before the first one refused by the last GOAWAY; 0 before the first.
+    /// The number of streams before the first one refused by the last GOAWAY; 0 if there was no GOAWAY.
     ended_after: Cell<u32>,
     /// The number of streams that the server has processed.
-    processed: Cell<u64>,
+    processed_streams: Cell<u64>,
     /// The number of consecutive connections that the server ended with GOAWAY before it processed any stream.
-    unused: Cell<u32>,
-    /// Wakes a request after its stream was refused: another stream was processed, or none is left.
+    unused_connections: Cell<u32>,
+    /// Notified when a stream was processed, or none is left: requests whose stream was refused wait for it.
     progress: Notify,
 }
 
@@ -69,15 +69,15 @@ struct ServerState {
 struct Http2Connection {
     sender: SendRequest<Bytes>,
     /// The number of open streams.
-    streams: Cell<usize>,
+    open_streams: Cell<usize>,
     /// The number of streams opened so far.
-    opened: Cell<u32>,
+    opened_streams: Cell<u32>,
     /// The first stream known to be refused when the server ended the connection.
     refused_from: Cell<u32>,
     /// The number of streams before that, once all refused ones are known.
-    accepted: Cell<u32>,
+    accepted_streams: Cell<u32>,
     /// The number of streams after which the previous connection ended; 0 if unknown.
-    expected: u32,
+    expected_streams: u32,
     /// The number of streams opened at the last check for unused connections.
     opened_at_check: Cell<Option<u32>>,
     /// The expiration of the peer's certificate; `None` for the application, which has none.
@@ -91,7 +91,7 @@ pub(crate) struct Http2Checkout {
     sender: SendRequest<Bytes>,
     connection: Rc<Http2Connection>,
     /// The number of streams of the connection before this one.
-    number: Option<u32>,
+    stream_index: Option<u32>,
 }
 
 impl Default for Http2Pool {
@@ -106,8 +106,8 @@ impl Default for ServerState {
             room: Notify::new(),
             streams_per_connection: Cell::new(u32::MAX),
             ended_after: Cell::new(0),
-            processed: Cell::new(0),
-            unused: Cell::new(0),
+            processed_streams: Cell::new(0),
+            unused_connections: Cell::new(0),
             progress: Notify::new(),
         }
     }
@@ -115,9 +115,9 @@ impl Default for ServerState {
 
 impl Http2Checkout {
     fn new(connection: Rc<Http2Connection>) -> Self {
-        connection.streams.set(connection.streams.get() + 1);
-        connection.opened.set(connection.opened.get().saturating_add(1));
-        Self { sender: connection.sender.clone(), connection, number: None }
+        connection.open_streams.set(connection.open_streams.get() + 1);
+        connection.opened_streams.set(connection.opened_streams.get().saturating_add(1));
+        Self { sender: connection.sender.clone(), connection, stream_index: None }
     }
 
     /// True if the server supports extended CONNECT (RFC 8441).
@@ -137,64 +137,65 @@ impl Http2Checkout {
         let opened_stream =
             self.sender.send_request(head, end).map_err(|_| Reason::UpstreamRefused)?;
         // A client's streams are 1, 3, 5 and so on (RFC 9113 §5.1.1).
-        self.number = Some(opened_stream.0.stream_id().as_u32() / 2);
+        self.stream_index = Some(opened_stream.0.stream_id().as_u32() / 2);
         Ok(opened_stream)
     }
 
     /// Records that the server has processed the stream.
     pub(crate) fn record_processed(&self) {
         let server = &self.connection.server;
-        server.processed.set(server.processed.get() + 1);
-        server.unused.set(0);
+        server.processed_streams.set(server.processed_streams.get() + 1);
+        server.unused_connections.set(0);
         server.progress.notify_one();
         let limit = server.streams_per_connection.get();
-        if self.number.is_some_and(|number| number >= limit) {
+        if self.stream_index.is_some_and(|stream_index| stream_index >= limit) {
             server.streams_per_connection.set(limit.saturating_mul(2));
         }
     }
 
-    /// Waits, after the server has refused the stream, until it has processed another one. False if it is
-    /// expected to refuse the stream again. `is_reset`: the server has reset the stream rather than sent
-    /// GOAWAY.
+    /// Waits, after the server has refused the stream, until it has processed another one. Returns false if
+    /// it is expected to refuse the stream again. `is_reset`: the server has reset the stream rather than
+    /// sent GOAWAY.
     pub(crate) async fn wait_for_progress(self, is_reset: bool) -> bool {
         let connection = self.connection.clone();
-        let before = connection.server.processed.get();
-        if let Some(number) = self.number.filter(|_| !is_reset) {
-            connection.refused_from.set(connection.refused_from.get().min(number));
+        let processed_before = connection.server.processed_streams.get();
+        if let Some(stream_index) = self.stream_index.filter(|_| !is_reset) {
+            connection.refused_from.set(connection.refused_from.get().min(stream_index));
         }
         drop(self);
         // A GOAWAY wakes all refused streams at once: after a turn of each, the first of them is known.
         tokio::task::yield_now().await;
         if !is_reset {
-            let accepted = connection.refused_from.get();
-            connection.record_goaway(accepted);
-            return accepted != u32::MAX && accepted > 0;
+            let accepted_streams = connection.refused_from.get();
+            connection.record_goaway(accepted_streams);
+            return accepted_streams != u32::MAX && accepted_streams > 0;
         }
-        let is_processed = || connection.server.processed.get() > before;
+        let is_processed = || connection.server.processed_streams.get() > processed_before;
         let progress = async {
-            while !is_processed() && connection.streams.get() > 0 {
+            while !is_processed() && connection.open_streams.get() > 0 {
                 connection.server.progress.notified().await;
             }
         };
-        drop(timeout(PROGRESS_TIME, progress).await);
+        drop(timeout(PROGRESS_TIMEOUT, progress).await);
         is_processed()
     }
 
     /// Like [`wait_for_progress`](Self::wait_for_progress), for a request that may also be sent again on
     /// another connection if the server ended this one before it processed any stream, as a server out of
-    /// connections does. False after several such connections in a row.
+    /// connections does. Returns false after several such connections in a row.
     pub(crate) async fn wait_to_repeat(self, is_reset: bool) -> bool {
         let server = self.connection.server.clone();
-        self.wait_for_progress(is_reset).await || (!is_reset && server.unused.get() <= MAX_UNUSED)
+        self.wait_for_progress(is_reset).await
+            || (!is_reset && server.unused_connections.get() <= MAX_UNUSED_CONNECTIONS)
     }
 }
 
 impl Drop for Http2Checkout {
     fn drop(&mut self) {
-        let Http2Connection { streams, server, .. } = &*self.connection;
-        streams.set(streams.get() - 1);
+        let Http2Connection { open_streams, server, .. } = &*self.connection;
+        open_streams.set(open_streams.get() - 1);
         server.room.notify_one();
-        if streams.get() == 0 {
+        if open_streams.get() == 0 {
             server.progress.notify_waiters();
         }
     }
@@ -202,27 +203,27 @@ impl Drop for Http2Checkout {
 
 impl Http2Pool {
     /// Adds an established connection, until its peer's certificate expires.
-    pub(crate) fn add_connection(&self, send: SendRequest<Bytes>, expires: Option<Instant>) {
-        drop(self.insert(send, expires));
+    pub(crate) fn add_connection(&self, sender: SendRequest<Bytes>, expires: Option<Instant>) {
+        drop(self.insert(sender, expires));
     }
 
     /// Adds an established connection, and returns a slot for one stream.
     pub(crate) fn add_and_acquire(
         &self,
-        send: SendRequest<Bytes>,
+        sender: SendRequest<Bytes>,
         expires: Option<Instant>,
     ) -> Http2Checkout {
-        Http2Checkout::new(self.insert(send, expires))
+        Http2Checkout::new(self.insert(sender, expires))
     }
 
-    fn insert(&self, send: SendRequest<Bytes>, expires: Option<Instant>) -> Rc<Http2Connection> {
+    fn insert(&self, sender: SendRequest<Bytes>, expires: Option<Instant>) -> Rc<Http2Connection> {
         let connection = Rc::new(Http2Connection {
-            sender: send,
-            streams: Cell::new(0),
-            opened: Cell::new(0),
+            sender,
+            open_streams: Cell::new(0),
+            opened_streams: Cell::new(0),
             refused_from: Cell::new(u32::MAX),
-            accepted: Cell::new(u32::MAX),
-            expected: self.server.ended_after.get(),
+            accepted_streams: Cell::new(u32::MAX),
+            expected_streams: self.server.ended_after.get(),
             opened_at_check: Cell::new(None),
             expires,
             server: self.server.clone(),
@@ -241,9 +242,9 @@ impl Http2Pool {
     /// Returns the first connection with room, and removes those that have ended.
     fn acquire_with_room(&self) -> Option<Http2Checkout> {
         let mut open = self.open.connections.borrow_mut();
-        let before = open.len();
+        let old_length = open.len();
         open.retain(|connection| !connection.is_over());
-        if open.len() < before {
+        if open.len() < old_length {
             self.server.room.notify_waiters();
         }
         drop(open);
@@ -270,30 +271,31 @@ impl Http2Pool {
 impl Http2Connection {
     /// True if the server permits another stream now.
     fn may_open(&self) -> bool {
-        self.streams.get() < self.sender.current_max_send_streams()
+        self.open_streams.get() < self.sender.current_max_send_streams()
     }
 
     /// True if the server is likely to process another stream. Beyond the number of streams after which it
     /// ended previous connections, one stream at a time probes for a higher limit.
     fn has_room(&self) -> bool {
-        let is_short = self.opened.get() >= self.server.streams_per_connection.get();
-        self.may_open() && (!is_short || self.streams.get() == 0)
+        let is_short = self.opened_streams.get() >= self.server.streams_per_connection.get();
+        self.may_open() && (!is_short || self.open_streams.get() == 0)
     }
 
     /// Records that a GOAWAY refused the stream with this number. A server that counts streams ends the next
     /// connection after a similar number. A single GOAWAY proves nothing: a server that drains, or closes a
     /// connection for its age or idleness, also refuses the streams in transit.
     fn record_goaway(&self, streams: u32) {
-        if streams >= self.accepted.get() {
+        if streams >= self.accepted_streams.get() {
             return;
         }
-        self.accepted.set(streams);
-        let ServerState { streams_per_connection, ended_after, unused, .. } = &*self.server;
+        self.accepted_streams.set(streams);
+        let ServerState { streams_per_connection, ended_after, unused_connections, .. } =
+            &*self.server;
         if streams == 0 {
-            unused.set(unused.get().saturating_add(1));
+            unused_connections.set(unused_connections.get().saturating_add(1));
             // A single one may be due to a lack of connections. A server that refuses all streams does not
             // reveal a limit on their number.
-            if unused.get() > 1 {
+            if unused_connections.get() > 1 {
                 streams_per_connection.set(u32::MAX);
                 ended_after.set(0);
             }
@@ -302,15 +304,17 @@ impl Http2Connection {
         ended_after.set(streams);
         let is_similar =
             |smaller: u32, larger: u32| larger <= smaller.saturating_mul(MAX_SIMILAR_RATIO);
-        if is_similar(streams, self.expected) && is_similar(self.expected, streams) {
+        if is_similar(streams, self.expected_streams) && is_similar(self.expected_streams, streams)
+        {
             streams_per_connection.set(streams);
         }
     }
 
     /// True if no request has used the connection since the last check.
     fn was_unused(&self) -> bool {
-        let opened = Some(self.opened.get());
-        self.opened_at_check.replace(opened) == opened && self.streams.get() == 0
+        let opened_streams = Some(self.opened_streams.get());
+        self.opened_at_check.replace(opened_streams) == opened_streams
+            && self.open_streams.get() == 0
     }
 
     /// True if no stream may be opened any more.
@@ -384,7 +388,7 @@ pub(crate) async fn connect_http2(
         tokio::select! {
             biased;
             end = early_end => return Err(match end {
-                Some(end) => end_reason(end, &io).await,
+                Some(end) => early_end_reason(end, &io).await,
                 None => Reason::ConnectFailed,
             }),
             pong = ping.ping(Ping::opaque()) => {
@@ -407,7 +411,7 @@ fn has_received_goaway(send: &mut SendRequest<Bytes>, cx: &mut Context<'_>) -> b
 }
 
 /// Returns the reason for a connection that ended before the server's SETTINGS and PING response.
-async fn end_reason(end: Result<(), h2::Error>, io: &Io) -> Reason {
+async fn early_end_reason(end: Result<(), h2::Error>, io: &Io) -> Reason {
     match end {
         // The codec found no valid frames in the received bytes.
         Err(error) if error.is_go_away() && error.is_library() => Reason::ProtocolMismatch,
@@ -415,11 +419,11 @@ async fn end_reason(end: Result<(), h2::Error>, io: &Io) -> Reason {
         // Received bytes may still be unread if the codec failed to write. The first frame of a server is
         // always short enough that its first byte is zero.
         Ok(()) | Err(_) => {
-            let mut first = [0];
-            let mut buffer = ReadBuf::new(&mut first);
+            let mut first_byte = [0];
+            let mut buffer = ReadBuf::new(&mut first_byte);
             let result =
                 poll_fn(|cx| io.with_stream(|stream| stream.poll_read(cx, &mut buffer))).await;
-            match result.is_ok() && first != [0] {
+            match result.is_ok() && first_byte != [0] {
                 true => Reason::ProtocolMismatch,
                 false => Reason::ConnectFailed,
             }
@@ -432,7 +436,7 @@ fn client_builder() -> Builder {
     builder
         .enable_push(false)
         .data_frame_budget(MAX_SMALL_FRAMES * SMALL_FRAME_COST)
-        .initial_window_size(WINDOW_BYTES)
+        .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_header_list_size(MAX_HEADER_LIST_BYTES)
         .max_send_buffer_size(MAX_SEND_BUFFER_BYTES);
@@ -442,18 +446,18 @@ fn client_builder() -> Builder {
 /// The maximum number of connections of one thread to one server; the server limits the streams on each.
 const MAX_CONNECTIONS: usize = 8;
 /// The number of streams below which a connection counts as short.
-const FEW_STREAMS: u32 = 64;
+const SHORT_CONNECTION_STREAMS: u32 = 64;
 /// The maximum number of connections of one thread to a server with short connections.
 const MAX_SHORT_CONNECTIONS: usize = 64;
 /// The interval at which unused connections are checked; a connection closes after one to two intervals.
-const CHECK_INTERVAL: Duration = pool::MAX_AGE;
+const CHECK_INTERVAL: Duration = pool::MAX_IDLE_TIME;
 /// The maximum ratio between two stream counts that are considered similar.
 const MAX_SIMILAR_RATIO: u32 = 2;
-/// The number of consecutive connections that a server may end before it processes any stream, until its
-/// refusals are final.
-const MAX_UNUSED: u32 = 4;
-/// The time in which a server that has refused a stream has to process another one.
-const PROGRESS_TIME: Duration = Duration::from_secs(1);
+/// The maximum number of consecutive connections that a server may end before it processes any stream, until
+/// its refusals are final.
+const MAX_UNUSED_CONNECTIONS: u32 = 4;
+/// The maximum time in which a server that has refused a stream has to process another one.
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(1);
 /// The maximum number of small frames of a server that may be pending for slow readers on one connection.
 const MAX_SMALL_FRAMES: usize = 256 * 1024;
 

@@ -17,7 +17,10 @@ use crate::http::request::Request;
 
 /// Rewrites an extended CONNECT request as an HTTP/1.1 upgrade, with `nonce` as the key of a WebSocket (RFC
 /// 6455 §4.1). Returns false for any other request.
-pub(crate) fn to_upgrade(parts: &mut request::Parts, nonce: impl FnOnce() -> [u8; 16]) -> bool {
+pub(crate) fn rewrite_as_upgrade(
+    parts: &mut request::Parts,
+    nonce: impl FnOnce() -> [u8; 16],
+) -> bool {
     let Some(protocol) = parts.extensions.get::<Protocol>() else {
         return false;
     };
@@ -40,15 +43,15 @@ pub(crate) fn to_upgrade(parts: &mut request::Parts, nonce: impl FnOnce() -> [u8
 /// Returns the extended CONNECT request for an upgrade, with this scheme, authority and target.
 ///
 /// # Errors
-/// `unsupported` if it offers a choice of protocols, and as [`head::request_to`].
-pub(crate) fn from_upgrade(
+/// `unsupported` if it offers a choice of protocols; otherwise the errors of [`head::request_to_http2`].
+pub(crate) fn build_connect_request(
     request: &Request<'_>,
     scheme: &str,
     authority: &str,
     target: &str,
 ) -> Result<http::Request<()>, Reason> {
     let mut connect_request =
-        head::request_to(&request.bytes, request.head, scheme, authority, target)?;
+        head::request_to_http2(&request.bytes, request.head, scheme, authority, target)?;
     let protocol = upgrade_protocol(request).ok_or(Reason::Unsupported)?;
     *connect_request.method_mut() = Method::CONNECT;
     connect_request.headers_mut().remove(SEC_WEBSOCKET_KEY);
@@ -59,7 +62,10 @@ pub(crate) fn from_upgrade(
 }
 
 /// Returns the successful response of an HTTP/2 server as an HTTP/1.1 response to an upgrade.
-pub(crate) fn switching_response(parts: &mut response::Parts, request: &Request<'_>) -> Bytes {
+pub(crate) fn build_switching_response(
+    parts: &mut response::Parts,
+    request: &Request<'_>,
+) -> Bytes {
     parts.status = StatusCode::SWITCHING_PROTOCOLS;
     parts.headers.remove(CONTENT_LENGTH);
     parts.headers.remove(SEC_WEBSOCKET_ACCEPT);
@@ -94,8 +100,8 @@ pub(crate) fn check_connect_response(
         };
     }
     let Some(key) = websocket_key(request) else { return Ok(()) };
-    let accepted = head.find(bytes, SEC_WEBSOCKET_ACCEPT.as_str()).next();
-    match accepted.is_some_and(|accepted| accepted == accept_key(key).as_bytes()) {
+    let received_key = head.find(bytes, SEC_WEBSOCKET_ACCEPT.as_str()).next();
+    match received_key.is_some_and(|received_key| received_key == accept_key(key).as_bytes()) {
         true => Ok(()),
         false => Err(Reason::UpstreamMalformed),
     }
@@ -109,6 +115,7 @@ fn upgrade_protocol(request: &Request<'_>) -> Option<String> {
     std::str::from_utf8(protocol).ok().filter(|_| is_single).map(str::to_ascii_lowercase)
 }
 
+/// Returns the key of a WebSocket request; `None` for other upgrades.
 fn websocket_key<'a>(request: &'a Request<'_>) -> Option<&'a [u8]> {
     request.head.find(&request.bytes, SEC_WEBSOCKET_KEY.as_str()).next()
 }
@@ -118,6 +125,7 @@ pub(crate) fn accept_key(key: &[u8]) -> String {
     STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &[key, WEBSOCKET_GUID].concat()))
 }
 
+/// The protocol name of WebSocket upgrades.
 const WEBSOCKET: &str = "websocket";
 /// The suffix of a key before it is hashed (RFC 6455 §1.3).
 const WEBSOCKET_GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";

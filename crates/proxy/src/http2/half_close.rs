@@ -13,29 +13,29 @@ use crate::io::Io;
 #[derive(Default)]
 pub(super) struct HalfClose {
     /// The number of open streams.
-    streams: Cell<usize>,
+    open_streams: Cell<usize>,
     /// True if the client has ended its direction.
     has_ended: Cell<bool>,
-    /// Wakes the streams when the client's direction ends: an incomplete request can no longer be completed.
+    /// Notified when the client's direction ends: an incomplete request can no longer be completed.
     ended: Notify,
     /// True if the last read found no stream, and the codec has had time to deliver those that it queues.
     is_quiet: Cell<bool>,
     /// True if the last write was blocked by the client.
     is_blocked: Cell<bool>,
     /// The waker of the connection's reader.
-    connection: RefCell<Option<Waker>>,
+    reader_waker: RefCell<Option<Waker>>,
 }
 
 impl HalfClose {
     pub(super) fn stream_count(&self) -> usize {
-        self.streams.get()
+        self.open_streams.get()
     }
 
     pub(crate) fn has_ended(&self) -> bool {
         self.has_ended.get()
     }
 
-    /// Wakes its task once, when the client's direction ends; never resolves.
+    /// Wakes the task of the caller once, when the client's direction ends; never resolves.
     pub(super) async fn wake_on_end(&self) -> std::convert::Infallible {
         self.ended.notified().await;
         std::future::pending().await
@@ -43,15 +43,15 @@ impl HalfClose {
 
     pub(super) fn stream_opened(&self) {
         self.is_quiet.set(false);
-        self.streams.set(self.streams.get() + 1);
+        self.open_streams.set(self.open_streams.get() + 1);
     }
 
     pub(super) fn stream_closed(&self) {
-        self.streams.set(self.streams.get() - 1);
+        self.open_streams.set(self.open_streams.get() - 1);
         if self.has_ended.get()
-            && let Some(connection) = self.connection.take()
+            && let Some(reader_waker) = self.reader_waker.take()
         {
-            connection.wake();
+            reader_waker.wake();
         }
     }
 
@@ -60,14 +60,14 @@ impl HalfClose {
         if !self.has_ended.replace(true) {
             self.ended.notify_waiters();
         }
-        if self.streams.get() == 0 && !self.is_blocked.get() {
+        if self.open_streams.get() == 0 && !self.is_blocked.get() {
             if self.is_quiet.replace(true) {
                 return Poll::Ready(Ok(()));
             }
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        *self.connection.borrow_mut() = Some(cx.waker().clone());
+        *self.reader_waker.borrow_mut() = Some(cx.waker().clone());
         io.poll_gone_after_end(cx).map(|()| Err(io::ErrorKind::ConnectionReset.into()))
     }
 

@@ -29,7 +29,7 @@ pub(crate) fn request_to_http1(parts: &request::Parts) -> Result<BytesMut, Reaso
         (authority, host) => authority.or(host).unwrap_or_default(),
     };
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
-    let mut out = BytesMut::with_capacity(HEAD_BYTES);
+    let mut out = BytesMut::with_capacity(INITIAL_HEAD_BYTES);
     out.put_slice(parts.method.as_str().as_bytes());
     out.put_slice(b" ");
     out.put_slice(path.as_bytes());
@@ -42,7 +42,7 @@ pub(crate) fn request_to_http1(parts: &request::Parts) -> Result<BytesMut, Reaso
 
 /// Returns the response of an HTTP/2 server in HTTP/1.1 format.
 pub(crate) fn response_to_http1(parts: &response::Parts) -> Bytes {
-    let mut out = BytesMut::with_capacity(HEAD_BYTES);
+    let mut out = BytesMut::with_capacity(INITIAL_HEAD_BYTES);
     out.put_slice(b"HTTP/1.1 ");
     out.put_slice(parts.status.as_str().as_bytes());
     out.put_slice(b" ");
@@ -56,7 +56,7 @@ pub(crate) fn response_to_http1(parts: &response::Parts) -> Bytes {
 /// Returns a trailer section in HTTP/1.1 format, with the fields permitted in trailers (RFC 9110 §6.5.1);
 /// `None` if there are none.
 pub(super) fn trailers_to_http1(fields: &HeaderMap) -> Option<Bytes> {
-    let mut out = BytesMut::with_capacity(TRAILER_BYTES);
+    let mut out = BytesMut::with_capacity(INITIAL_TRAILER_BYTES);
     for (name, value) in fields {
         if FieldName::classify(name.as_str().as_bytes()) == FieldName::Other {
             put_field(name, value.as_bytes(), &mut out);
@@ -77,9 +77,9 @@ fn put_fields(fields: &HeaderMap, out: &mut BytesMut) {
         }
     }
     let mut crumbs = fields.get_all(COOKIE).iter();
-    if let Some(first) = crumbs.next() {
+    if let Some(first_crumb) = crumbs.next() {
         out.put_slice(b"cookie: ");
-        out.put_slice(first.as_bytes());
+        out.put_slice(first_crumb.as_bytes());
         for crumb in crumbs {
             out.put_slice(b"; ");
             out.put_slice(crumb.as_bytes());
@@ -95,11 +95,12 @@ fn put_field(name: &HeaderName, value: &[u8], out: &mut BytesMut) {
     out.put_slice(b"\r\n");
 }
 
-/// Returns the request parsed from `bytes` for an HTTP/2 server, to `target` at `authority` by `scheme`.
+/// Returns the request in HTTP/2 format, for `target` at `authority` by `scheme`. `bytes`: the bytes from which
+/// `head` was parsed.
 ///
 /// # Errors
 /// `bad-request` for a head that HTTP/2 cannot express.
-pub(crate) fn request_to(
+pub(crate) fn request_to_http2(
     bytes: &[u8],
     head: &RequestHead,
     scheme: &str,
@@ -132,8 +133,9 @@ pub(crate) fn add_fields(request: &mut Request<()>, added: &[(&str, &[u8])], rep
     }
 }
 
-/// Returns the response parsed from `bytes` for an HTTP/2 client.
-pub(crate) fn response_to(bytes: &[u8], head: &ResponseHead) -> Option<Response<()>> {
+/// Returns the response in HTTP/2 format; `None` if HTTP/2 cannot express it. `bytes`: the bytes from which
+/// `head` was parsed.
+pub(crate) fn response_to_http2(bytes: &[u8], head: &ResponseHead) -> Option<Response<()>> {
     let mut response = Response::new(());
     *response.headers_mut() = fields_to_http2(bytes, &head.fields)?;
     if head.tunnel {
@@ -173,10 +175,10 @@ pub(super) fn trailers_to_http2(section: &[u8]) -> HeaderMap {
     map
 }
 
-/// The initial capacity for a head.
-const HEAD_BYTES: usize = 512;
-/// The initial capacity for trailers.
-const TRAILER_BYTES: usize = 128;
+/// The initial capacity of the buffer for a head.
+const INITIAL_HEAD_BYTES: usize = 512;
+/// The initial capacity of the buffer for trailers.
+const INITIAL_TRAILER_BYTES: usize = 128;
 
 #[cfg(test)]
 mod tests;

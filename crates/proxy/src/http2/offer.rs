@@ -9,7 +9,7 @@ use crate::io::Io;
 use crate::session::{ListenerKind, Session};
 
 /// The response that accepts the upgrade.
-pub(crate) const SWITCHING: &[u8] =
+pub(crate) const SWITCHING_RESPONSE: &[u8] =
     b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
 
 /// Returns the request that offers the upgrade, as the frame that opens stream 1; `None` if the offer is not
@@ -21,7 +21,7 @@ pub(crate) fn accept_upgrade(
     head: &RequestHead,
     bytes: &[u8],
 ) -> Option<Bytes> {
-    let is_served = match session.listener_kind {
+    let supports_upgrade = match session.listener_kind {
         ListenerKind::Inbound { .. }
         | ListenerKind::Outbound { .. }
         | ListenerKind::Service { .. }
@@ -31,19 +31,23 @@ pub(crate) fn accept_upgrade(
         ListenerKind::HttpProxy | ListenerKind::Address(_) => false,
     };
     let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
-    let single_field = |name: &[u8]| only_field(&head.fields, bytes, name);
+    let single_field = |name: &[u8]| find_only_field(&head.fields, bytes, name);
     let upgrade = single_field(b"upgrade")
         .filter(|field| field.value.slice_in(bytes).eq_ignore_ascii_case(b"h2c"));
     let settings =
         single_field(b"http2-settings").filter(|field| field.hop_by_hop)?.value.slice_in(bytes);
-    if !is_served || !bodiless || upgrade.is_none() || !are_settings(settings) {
+    if !supports_upgrade || !bodiless || upgrade.is_none() || !is_settings_payload(settings) {
         return None;
     }
-    headers_frame(head, bytes)
+    encode_headers_frame(head, bytes)
 }
 
 /// Returns the only field of this name; `None` if there are several.
-fn only_field<'a>(fields: &'a [HeaderField], bytes: &[u8], name: &[u8]) -> Option<&'a HeaderField> {
+fn find_only_field<'a>(
+    fields: &'a [HeaderField],
+    bytes: &[u8],
+    name: &[u8],
+) -> Option<&'a HeaderField> {
     let mut matching =
         fields.iter().filter(|field| field.name.slice_in(bytes).eq_ignore_ascii_case(name));
     matching.next().filter(|_| matching.next().is_none())
@@ -51,21 +55,21 @@ fn only_field<'a>(fields: &'a [HeaderField], bytes: &[u8], name: &[u8]) -> Optio
 
 /// True for the payload of a SETTINGS frame. Its content is ignored: the client repeats it in the SETTINGS
 /// frame that it must send first (RFC 7540 §3.2.1), and no response precedes that.
-fn are_settings(value: &[u8]) -> bool {
+fn is_settings_payload(value: &[u8]) -> bool {
     let decoded = URL_SAFE_NO_PAD.decode(value).unwrap_or_default();
     !decoded.is_empty() && decoded.len().is_multiple_of(SETTING_BYTES)
 }
 
 /// Returns a HEADERS frame with all end-to-end fields, which ends its stream.
-fn headers_frame(head: &RequestHead, bytes: &[u8]) -> Option<Bytes> {
+fn encode_headers_frame(head: &RequestHead, bytes: &[u8]) -> Option<Bytes> {
     let target = head.target.slice_in(bytes);
     let host = head.host.map(|host| host.slice_in(bytes)).filter(|host| !host.is_empty())?;
     // Other forms contain an authority.
     if !target.starts_with(b"/") && target != b"*" {
         return None;
     }
-    let mut frame = BytesMut::with_capacity(FRAME_HEAD_BYTES + bytes.len());
-    frame.put_bytes(0, FRAME_HEAD_BYTES);
+    let mut frame = BytesMut::with_capacity(FRAME_HEADER_BYTES + bytes.len());
+    frame.put_bytes(0, FRAME_HEADER_BYTES);
     put_field(b":method", head.method.slice_in(bytes), &mut frame);
     put_field(b":scheme", b"http", &mut frame);
     put_field(b":path", target, &mut frame);
@@ -75,12 +79,12 @@ fn headers_frame(head: &RequestHead, bytes: &[u8]) -> Option<Bytes> {
     {
         put_field(field.name.slice_in(bytes), field.value.slice_in(bytes), &mut frame);
     }
-    let length = frame.len() - FRAME_HEAD_BYTES;
+    let length = frame.len() - FRAME_HEADER_BYTES;
     let length = u32::try_from(length).ok().filter(|length| *length <= MAX_FRAME_BYTES)?;
     let [_, length @ ..] = length.to_be_bytes();
-    let [kind, flags] = [HEADERS, END_STREAM | END_HEADERS];
-    let first = [&length[..], &[kind, flags], &FIRST_STREAM.to_be_bytes()].concat();
-    frame.get_mut(..FRAME_HEAD_BYTES)?.copy_from_slice(&first);
+    let [frame_type, flags] = [HEADERS_FRAME_TYPE, END_STREAM_FLAG | END_HEADERS_FLAG];
+    let frame_header = [&length[..], &[frame_type, flags], &FIRST_STREAM.to_be_bytes()].concat();
+    frame.get_mut(..FRAME_HEADER_BYTES)?.copy_from_slice(&frame_header);
     Some(frame.freeze())
 }
 
@@ -95,10 +99,10 @@ fn put_field(name: &[u8], value: &[u8], out: &mut BytesMut) {
 
 /// Appends the length of an uncompressed string (RFC 7541 §5.1, §5.2).
 fn put_length(length: usize, out: &mut BytesMut) {
-    let Some(mut remaining) = length.checked_sub(MAX_PREFIX) else {
+    let Some(mut remaining) = length.checked_sub(MAX_PREFIX_LENGTH) else {
         return out.put_u8(length as u8);
     };
-    out.put_u8(MAX_PREFIX as u8);
+    out.put_u8(MAX_PREFIX_LENGTH as u8);
     while remaining >= 128 {
         out.put_u8((remaining % 128) as u8 | 128);
         remaining /= 128;
@@ -106,15 +110,19 @@ fn put_length(length: usize, out: &mut BytesMut) {
     out.put_u8(remaining as u8);
 }
 
-const HEADERS: u8 = 1;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
+/// The type of a HEADERS frame (RFC 9113 §6.2).
+const HEADERS_FRAME_TYPE: u8 = 1;
+/// The flag of a HEADERS frame that ends its stream.
+const END_STREAM_FLAG: u8 = 1;
+/// The flag of a HEADERS frame without continuation.
+const END_HEADERS_FLAG: u8 = 4;
 /// The stream of the request that offers the upgrade (RFC 7540 §3.2).
 const FIRST_STREAM: u32 = 1;
-const FRAME_HEAD_BYTES: usize = 9;
+/// The size of a frame header (RFC 9113 §4.1).
+const FRAME_HEADER_BYTES: usize = 9;
 /// The maximum frame size without other settings (RFC 9113 §4.2).
 const MAX_FRAME_BYTES: u32 = 16 * 1024;
-/// An identifier and a value (RFC 9113 §6.5.1).
+/// The size of a setting: its identifier and its value (RFC 9113 §6.5.1).
 const SETTING_BYTES: usize = 6;
 /// The maximum of the 7-bit prefix of a length; longer lengths have more bytes.
-const MAX_PREFIX: usize = 127;
+const MAX_PREFIX_LENGTH: usize = 127;

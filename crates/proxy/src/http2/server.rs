@@ -24,7 +24,7 @@ use super::stream::{Http2Response, ReceivedBody};
 use super::transport::Transport;
 use super::{
     CONNECTION_WINDOW_BYTES, MAX_GATEWAY_HEADER_LIST_BYTES, MAX_HEADER_LIST_BYTES,
-    MAX_SEND_BUFFER_BYTES, SMALL_FRAME_COST, WINDOW_BYTES,
+    MAX_SEND_BUFFER_BYTES, SMALL_FRAME_COST, STREAM_WINDOW_BYTES,
 };
 use crate::drain::Phase;
 use crate::error::{Failure, downstream_reason};
@@ -40,19 +40,19 @@ use crate::io::Io;
 use crate::record::ExchangeRecord;
 use crate::session::{ListenerKind, Session};
 
-/// Serves one connection until either side ends it. `early`: the bytes already read.
-pub(crate) async fn serve_connection(session: Rc<Session>, io: &Io, early: BytesMut) {
-    serve_transport(session, io, Transport::new(io.clone(), early)).await;
+/// Serves one connection until either side ends it. `early_bytes`: the bytes already read.
+pub(crate) async fn serve_connection(session: Rc<Session>, io: &Io, early_bytes: BytesMut) {
+    serve_transport(session, io, Transport::new(io.clone(), early_bytes)).await;
 }
 
-/// Serves a client that upgraded from HTTP/1.1; `first` is the frame with its request.
+/// Serves a client that upgraded from HTTP/1.1; `first_frame` is the frame with its request.
 pub(crate) async fn continue_upgraded(
     session: Rc<Session>,
     io: &Io,
-    first: Bytes,
-    early: BytesMut,
+    first_frame: Bytes,
+    early_bytes: BytesMut,
 ) {
-    serve_transport(session, io, Transport::with_frame(io.clone(), early, first)).await;
+    serve_transport(session, io, Transport::with_frame(io.clone(), early_bytes, first_frame)).await;
 }
 
 /// Performs the HTTP/2 handshake, and serves the streams of the connection.
@@ -70,19 +70,19 @@ async fn serve_transport(session: Rc<Session>, io: &Io, transport: Transport) {
         true => Box::pin(proxy_port::reject_requests(&session, connection)).await,
         false => serve_streams(&session, connection, half_close).await,
     };
-    if let Http2ConnectionEnd::InOrder = end {
+    if let Http2ConnectionEnd::Graceful = end {
         // The client may still read responses, and frames that it sends meanwhile would reset a closed
         // connection.
         io.close_lingering().await;
     }
 }
 
-/// The end of a connection.
+/// The way in which a connection ended.
 enum Http2ConnectionEnd {
     /// Both sides know the last stream, and every response was written.
-    InOrder,
+    Graceful,
     /// The connection failed, or a side ended it before its streams were complete.
-    Early,
+    Abrupt,
 }
 
 /// Accepts streams until the connection ends; each is served by a task of its own.
@@ -91,15 +91,15 @@ async fn serve_streams(
     mut connection: Connection<Transport, Bytes>,
     streams: Rc<HalfClose>,
 ) -> Http2ConnectionEnd {
-    let resets = ResetCounter::for_clients_of(session);
+    let reset_counter = ResetCounter::for_session(session);
     let mut phase = session.worker.phase.clone();
     let mut is_ending = false;
     loop {
         // After GOAWAY only a short time is granted to the client.
         let max_wait = if is_ending { SHUTDOWN_TIMEOUT } else { session.max_wait() };
-        let accepted = tokio::select! {
+        let accept_result = tokio::select! {
             biased;
-            accepted = timeout(max_wait, connection.accept()) => accepted,
+            accept_result = timeout(max_wait, connection.accept()) => accept_result,
             _ = phase.wait_for(|phase| *phase == Phase::Draining), if !is_ending => {
                 is_ending = true;
                 connection.graceful_shutdown();
@@ -113,25 +113,30 @@ async fn serve_streams(
                 continue;
             }
         };
-        match accepted {
-            Ok(Some(Ok(_))) if resets.as_ref().is_some_and(|resets| resets.exceed_limit()) => {
+        match accept_result {
+            Ok(Some(Ok(_)))
+                if reset_counter
+                    .as_ref()
+                    .is_some_and(|reset_counter| reset_counter.exceed_limit()) =>
+            {
                 session.worker.shard.count_rejected(Reason::BadRequest.label());
                 connection.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
                 drop(timeout(SHUTDOWN_TIMEOUT, poll_fn(|cx| connection.poll_closed(cx))).await);
-                return Http2ConnectionEnd::Early;
+                return Http2ConnectionEnd::Abrupt;
             }
             Ok(Some(Ok(_))) if session.is_outdated.get() => {
                 connection.abrupt_shutdown(h2::Reason::PROTOCOL_ERROR);
                 drop(timeout(SHUTDOWN_TIMEOUT, poll_fn(|cx| connection.poll_closed(cx))).await);
-                return Http2ConnectionEnd::Early;
+                return Http2ConnectionEnd::Abrupt;
             }
             Ok(Some(Ok((request, respond)))) => {
                 let (session, open_stream) = (session.clone(), OpenStreamGuard::new(&streams));
-                let resets = resets.clone();
+                let reset_counter = reset_counter.clone();
                 tokio::task::spawn_local(async move {
                     let result = serve_stream(&session, request, respond, &open_stream.0).await;
-                    if let (StreamResult::Abandoned, Some(resets)) = (result, resets) {
-                        resets.count_reset(Instant::now());
+                    if let (StreamResult::Abandoned, Some(reset_counter)) = (result, reset_counter)
+                    {
+                        reset_counter.count_reset(Instant::now());
                     }
                     drop(open_stream);
                 });
@@ -143,10 +148,12 @@ async fn serve_streams(
                     session.worker.shard.count_rejected(Reason::BadRequest.label());
                 }
                 tracing::debug!(%error, "HTTP/2 connection failed");
-                return Http2ConnectionEnd::Early;
+                return Http2ConnectionEnd::Abrupt;
             }
-            Ok(None) => return Http2ConnectionEnd::InOrder,
-            Err(_) if is_ending && streams.stream_count() == 0 => return Http2ConnectionEnd::Early,
+            Ok(None) => return Http2ConnectionEnd::Graceful,
+            Err(_) if is_ending && streams.stream_count() == 0 => {
+                return Http2ConnectionEnd::Abrupt;
+            }
             Err(_) if !is_ending && (streams.stream_count() == 0 || session.is_expired()) => {
                 is_ending = true;
                 connection.graceful_shutdown();
@@ -160,36 +167,37 @@ async fn serve_streams(
 /// such a stream costs the server an exchange, and the client nothing (CVE-2023-44487).
 struct ResetCounter {
     /// The start of the current period.
-    since: Cell<Option<Instant>>,
+    period_start: Cell<Option<Instant>>,
     /// The resets in the current period.
     count: Cell<u32>,
     /// The maximum number of resets per period.
-    max: u32,
+    max_resets: u32,
 }
 
 impl ResetCounter {
-    /// Returns `None` for the application's own sidecar: its resets harm only itself, and are counted on its
-    /// links.
-    fn for_clients_of(session: &Session) -> Option<Rc<Self>> {
-        let max = match (session.gateway_connection.is_some(), session.is_inbound()) {
+    /// Returns the counter for a session; `None` on connections of the local application: its resets harm
+    /// only itself, and are counted on its links.
+    fn for_session(session: &Session) -> Option<Rc<Self>> {
+        let max_resets = match (session.gateway_connection.is_some(), session.is_inbound()) {
             (true, _) => MAX_RESETS,
             (false, true) => MAX_PEER_RESETS,
             (false, false) => return None,
         };
-        Some(Rc::new(Self { since: Cell::default(), count: Cell::default(), max }))
+        Some(Rc::new(Self { period_start: Cell::default(), count: Cell::default(), max_resets }))
     }
 
     fn count_reset(&self, now: Instant) {
-        let is_period_over = |since: Instant| now.duration_since(since) > RESETS_PERIOD;
-        if self.since.get().is_none_or(is_period_over) {
-            self.since.set(Some(now));
+        let is_period_over =
+            |period_start: Instant| now.duration_since(period_start) > RESETS_PERIOD;
+        if self.period_start.get().is_none_or(is_period_over) {
+            self.period_start.set(Some(now));
             self.count.set(0);
         }
         self.count.set(self.count.get() + 1);
     }
 
     fn exceed_limit(&self) -> bool {
-        self.count.get() > self.max
+        self.count.get() > self.max_resets
     }
 }
 
@@ -228,20 +236,19 @@ async fn serve_stream(
     let response = Http2Response::new(respond);
     let (mut parts, body) = request.into_parts();
     let random = || u128::from(worker.random_number());
-    let upgrade = connect::to_upgrade(&mut parts, || (random() << 64 | random()).to_le_bytes());
+    let upgrade =
+        connect::rewrite_as_upgrade(&mut parts, || (random() << 64 | random()).to_le_bytes());
     let max_wait = worker.config.limits.body_stall_timeout;
     let mut responder =
         Responder::Http2 { response: response.clone(), max_wait, grpc: is_grpc(&parts.headers) };
     let mut request_head = worker.request_heads.take_object();
-    let parsed = parse_head(&mut request_head, &parts, upgrade, &body);
+    let parse_result = parse_head(&mut request_head, &parts, upgrade, &body);
     // RFC 8441 §4 has no way to continue without the protocol.
-    let parsed = parsed.and_then(|bytes| match upgrade {
-        true if !may_upgrade(&worker.config.upgrades, &request_head, &bytes) => {
-            Err(Reason::Unsupported)
-        }
-        _ => Ok(bytes),
+    let parse_result = parse_result.and_then(|bytes| {
+        let permitted = !upgrade || may_upgrade(&worker.config.upgrades, &request_head, &bytes);
+        permitted.then_some(bytes).ok_or(Reason::Unsupported)
     });
-    let bytes = match parsed {
+    let bytes = match parse_result {
         Ok(bytes) => bytes,
         Err(reason) => {
             let _record = ExchangeRecord::unreadable(session, reason);
@@ -256,13 +263,14 @@ async fn serve_stream(
     let request = Request { bytes, head: &request_head, upgrade };
     let mut source = match request_head.body {
         BodyLength::Empty if !upgrade => BodySource::Empty,
-        _ => BodySource::Http2(ReceivedBody::of_request(body, half_close.clone())),
+        _ => BodySource::Http2(ReceivedBody::for_request(body, half_close.clone())),
     };
     let has_body = !source.is_empty();
-    let started = Cell::new(false);
+    let response_started = Cell::new(false);
     let request_scope = cancel::RequestScope;
     let outcome = {
-        let mut exchange = Exchange::new(session, &request, &mut source, &mut responder, &started);
+        let mut exchange =
+            Exchange::new(session, &request, &mut source, &mut responder, &response_started);
         let outcome = {
             let mut exchange_run = pin!(exchange.run());
             tokio::select! {
@@ -315,7 +323,7 @@ async fn drain_body(source: &mut BodySource<'_>) {
         let mut remaining = MAX_DRAIN_BYTES;
         while let Ok(Some(BodyPiece::Data(data))) = poll_fn(|cx| source.poll_next(cx)).await {
             match remaining.checked_sub(data.len()) {
-                Some(less) => remaining = less,
+                Some(remaining_bytes) => remaining = remaining_bytes,
                 None => break,
             }
         }
@@ -364,7 +372,7 @@ fn server_builder(is_gateway: bool) -> Builder {
     builder
         .enable_connect_protocol()
         .max_concurrent_streams(streams)
-        .initial_window_size(WINDOW_BYTES)
+        .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_header_list_size(header_list)
         .max_send_buffer_size(MAX_SEND_BUFFER_BYTES)
@@ -375,7 +383,7 @@ fn server_builder(is_gateway: bool) -> Builder {
     builder
 }
 
-/// The time for which a client may continue to send a body after the response.
+/// The maximum time for which a client may continue to send a body after the response.
 const MAX_DRAIN_TIME: Duration = Duration::from_secs(2);
 /// The maximum size of the rest of a body that is read after the response.
 const MAX_DRAIN_BYTES: usize = 64 * 1024 * 1024;
@@ -397,5 +405,5 @@ const MAX_RESET_STREAMS: usize = 64;
 /// The maximum number of small frames of a client that may be pending for a slow application on one connection;
 /// each costs the codec about 200 bytes.
 const MAX_SMALL_FRAMES: usize = 16 * 1024;
-/// The number of protocol errors after which the connection is closed.
+/// The maximum number of streams that this side resets for protocol errors before it closes the connection.
 const MAX_ERROR_RESETS: usize = 256;

@@ -26,7 +26,7 @@ use crate::http::respond::ClientGone;
 pub(crate) struct ReceivedBody {
     stream: RecvStream,
     /// The flow control credit of the last piece, in bytes.
-    unreleased: usize,
+    unreleased_bytes: usize,
     phase: BodyPhase,
     /// The client connection from which it arrives.
     half_close: Option<Rc<HalfClose>>,
@@ -42,12 +42,12 @@ enum BodyPhase {
 
 impl ReceivedBody {
     pub(crate) fn new(stream: RecvStream) -> Self {
-        Self { stream, unreleased: 0, phase: BodyPhase::Data, half_close: None }
+        Self { stream, unreleased_bytes: 0, phase: BodyPhase::Data, half_close: None }
     }
 
     /// Returns the body of a request, which fails if its client half-closes the connection before the end of
     /// the body.
-    pub(super) fn of_request(stream: RecvStream, half_close: Rc<HalfClose>) -> Self {
+    pub(super) fn for_request(stream: RecvStream, half_close: Rc<HalfClose>) -> Self {
         Self { half_close: Some(half_close), ..Self::new(stream) }
     }
 
@@ -61,10 +61,10 @@ impl ReceivedBody {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<BodyPiece>, ReadError>> {
-        let unreleased = std::mem::take(&mut self.unreleased);
-        if unreleased > 0 {
+        let unreleased_bytes = std::mem::take(&mut self.unreleased_bytes);
+        if unreleased_bytes > 0 {
             // An error means that the stream is gone, which the next read reports.
-            drop(self.stream.flow_control().release_capacity(unreleased));
+            drop(self.stream.flow_control().release_capacity(unreleased_bytes));
         }
         match self.poll_stream(cx) {
             Poll::Pending
@@ -82,7 +82,7 @@ impl ReceivedBody {
                 BodyPhase::Data => match ready!(self.stream.poll_data(cx)) {
                     Some(Ok(data)) if data.is_empty() => {}
                     Some(Ok(data)) => {
-                        self.unreleased = data.len();
+                        self.unreleased_bytes = data.len();
                         // If this piece ends the stream, the end is reported together with it: some servers
                         // cancel a complete response if they have not received the end of the request.
                         if self.stream.is_end_stream() {
@@ -116,7 +116,7 @@ fn read_error(error: h2::Error) -> ReadError {
     match error.reason() {
         // The codec resets a stream for malformed trailers or a wrong body length.
         Some(Code::PROTOCOL_ERROR) if error.is_library() => ReadError::Protocol,
-        Some(code) if error.is_reset() => ReadError::Reset(ResetCode::of_http2(code.into())),
+        Some(code) if error.is_reset() => ReadError::Reset(ResetCode::from_http2(code.into())),
         _ => ReadError::Io(io::Error::other(error)),
     }
 }
@@ -148,7 +148,7 @@ impl Drop for RequestStream {
     }
 }
 
-/// The peer accepts no more data.
+/// The error of a stream whose peer accepts no more data.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PeerGone;
 
@@ -174,9 +174,9 @@ impl OutgoingBody {
                 }
             }
             let piece = data.split_to(stream.capacity().min(data.len()));
-            let last = end && data.is_empty();
-            stream.send_data(piece, last).map_err(|_| PeerGone)?;
-            if last {
+            let is_last = end && data.is_empty();
+            stream.send_data(piece, is_last).map_err(|_| PeerGone)?;
+            if is_last {
                 return Poll::Ready(Ok(()));
             }
         }
@@ -216,7 +216,7 @@ impl Http2Response {
 
     /// Forwards an interim (1xx) head.
     pub(crate) fn send_interim(&self, bytes: &[u8], head: &ResponseHead) -> Result<(), ClientGone> {
-        self.send_informational(head::response_to(bytes, head).ok_or(ClientGone)?)
+        self.send_informational(head::response_to_http2(bytes, head).ok_or(ClientGone)?)
     }
 
     /// Requests the body (`100 Continue`).
@@ -241,12 +241,13 @@ impl Http2Response {
         bytes: &[u8],
         head: &ResponseHead,
         added: &[(&str, &[u8])],
-        rule: Option<&FieldEdits>,
+        rule_edits: Option<&FieldEdits>,
         bodiless: bool,
     ) -> Result<OutgoingBody, ClientGone> {
-        let mut response = head::response_to(bytes, head).ok_or(ClientGone)?;
-        if let Some(rule) = rule {
-            generated_response::edit_fields(rule, response.headers_mut()).ok_or(ClientGone)?;
+        let mut response = head::response_to_http2(bytes, head).ok_or(ClientGone)?;
+        if let Some(rule_edits) = rule_edits {
+            generated_response::edit_fields(rule_edits, response.headers_mut())
+                .ok_or(ClientGone)?;
         }
         for (name, value) in added {
             let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| ClientGone)?;
@@ -279,7 +280,7 @@ impl Http2Response {
             ResponseState::Started(outgoing) => outgoing.poll_reset(cx),
         })
         .await
-        .map_or(ResetCode::Cancelled, |code| ResetCode::of_http2(code.into()))
+        .map_or(ResetCode::Cancelled, |code| ResetCode::from_http2(code.into()))
     }
 
     /// True if no part of the response was sent.

@@ -14,10 +14,10 @@ use crate::io::Io;
 /// A connection, and the bytes that were read before its protocol was known.
 pub(super) struct Transport {
     io: Io,
-    early: BytesMut,
+    early_bytes: BytesMut,
     /// A frame to insert that the client did not send.
     insertion: Option<Box<InsertedFrame>>,
-    /// The streams of a client, which may outlive its own direction.
+    /// The state of a client connection that may be half-closed; `None` on connections to servers.
     half_close: Option<Rc<HalfClose>>,
 }
 
@@ -31,15 +31,15 @@ struct InsertedFrame {
 }
 
 impl Transport {
-    pub(super) fn new(io: Io, early: BytesMut) -> Self {
-        Self { io, early, insertion: None, half_close: None }
+    pub(super) fn new(io: Io, early_bytes: BytesMut) -> Self {
+        Self { io, early_bytes, insertion: None, half_close: None }
     }
 
     /// Returns a transport that inserts `frame` after the preface and the first frame of the client.
-    pub(super) fn with_frame(io: Io, early: BytesMut, frame: Bytes) -> Self {
+    pub(super) fn with_frame(io: Io, early_bytes: BytesMut, frame: Bytes) -> Self {
         let start = Vec::with_capacity(START_BYTES);
         let insertion = InsertedFrame { start, remaining: START_BYTES, frame };
-        Self { io, early, insertion: Some(Box::new(insertion)), half_close: None }
+        Self { io, early_bytes, insertion: Some(Box::new(insertion)), half_close: None }
     }
 
     /// Returns the transport for a client connection; its streams are counted in `half_close`.
@@ -53,19 +53,19 @@ impl Transport {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.early.is_empty() {
-            let before = buffer.filled().len();
+        if self.early_bytes.is_empty() {
+            let filled_before = buffer.filled().len();
             ready!(self.io.with_stream(|stream| stream.poll_read(cx, buffer)))?;
             return match &self.half_close {
-                Some(half_close) if buffer.filled().len() == before => {
+                Some(half_close) if buffer.filled().len() == filled_before => {
                     half_close.poll_end(&self.io, cx)
                 }
                 _ => Poll::Ready(Ok(())),
             };
         }
-        let length = self.early.len().min(buffer.remaining());
-        buffer.put_slice(self.early.get(..length).unwrap_or_default());
-        self.early.advance(length);
+        let length = self.early_bytes.len().min(buffer.remaining());
+        buffer.put_slice(self.early_bytes.get(..length).unwrap_or_default());
+        self.early_bytes.advance(length);
         Poll::Ready(Ok(()))
     }
 
@@ -92,11 +92,11 @@ impl Transport {
         let length = insertion.remaining.min(buffer.remaining());
         let mut part = ReadBuf::new(buffer.initialize_unfilled_to(length));
         let poll_result = self.poll_client(cx, &mut part);
-        let inspected = insertion.inspect(part.filled());
+        let inspect_result = insertion.inspect(part.filled());
         let length = part.filled().len();
         buffer.advance(length);
         self.insertion = Some(insertion);
-        inspected?;
+        inspect_result?;
         poll_result
     }
 }
@@ -111,10 +111,10 @@ impl InsertedFrame {
         self.remaining = self.remaining.saturating_sub(bytes.len());
         if self.start.len() < START_BYTES {
             self.start.extend_from_slice(bytes);
-            if let Some([high, middle, low, kind, ..]) = self.start.get(PREFACE_BYTES..)
+            if let Some([high, middle, low, frame_type, ..]) = self.start.get(PREFACE_BYTES..)
                 && self.remaining == 0
             {
-                if *kind != SETTINGS {
+                if *frame_type != SETTINGS_FRAME_TYPE {
                     return Err(io::ErrorKind::InvalidData.into());
                 }
                 self.remaining = u32::from_be_bytes([0, *high, *middle, *low]) as usize;
@@ -144,15 +144,15 @@ impl AsyncWrite for Transport {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = self.io.with_stream(|stream| stream.poll_write(cx, bytes));
-        self.record_write(written.is_pending(), cx);
-        written
+        let write_result = self.io.with_stream(|stream| stream.poll_write(cx, bytes));
+        self.record_write(write_result.is_pending(), cx);
+        write_result
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flushed = self.io.with_stream(|stream| stream.poll_flush(cx));
-        self.record_write(flushed.is_pending(), cx);
-        flushed
+        let flush_result = self.io.with_stream(|stream| stream.poll_flush(cx));
+        self.record_write(flush_result.is_pending(), cx);
+        flush_result
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -160,7 +160,8 @@ impl AsyncWrite for Transport {
     }
 }
 
-const SETTINGS: u8 = 4;
+/// The type of a SETTINGS frame (RFC 9113 §6.5).
+const SETTINGS_FRAME_TYPE: u8 = 4;
 /// The length of the client connection preface (RFC 9113 §3.4).
 const PREFACE_BYTES: usize = 24;
 /// The length of the preface and of the header of the next frame, which contains its length.

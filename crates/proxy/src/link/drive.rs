@@ -15,9 +15,9 @@ use crate::buffers::{self, BufferSize};
 use crate::io::Io;
 
 impl LinkHandle {
-    /// Drives the link over `io` until either side ends it. `on_open` receives the streams that the peer opens.
-    /// Each turn reads all available bytes, then writes all output at once. After `idle` without a stream the
-    /// link retires.
+    /// Drives the link over `io` until either side closes it. `on_open` receives the streams that the peer
+    /// opens. Each turn reads all available bytes, then writes all output at once. After `idle` without a
+    /// stream the link retires.
     ///
     /// # Errors
     /// The peer violated the link protocol.
@@ -27,10 +27,15 @@ impl LinkHandle {
         idle: Duration,
         on_open: impl FnMut(OpenedStream),
     ) -> Result<(), LinkError> {
-        self.drive_at(LinkIntervals { beat: BEAT, tick: TICK, idle }, io, on_open).await
+        self.drive_with_intervals(
+            LinkIntervals { beat: BEAT_INTERVAL, tick: TICK_INTERVAL, idle },
+            io,
+            on_open,
+        )
+        .await
     }
 
-    async fn drive_at(
+    async fn drive_with_intervals(
         self,
         intervals: LinkIntervals,
         io: Io,
@@ -56,7 +61,7 @@ impl LinkHandle {
         };
         poll_fn(|cx| driver.poll_turn(cx)).await;
         let violation = driver.violation.take();
-        self.break_off();
+        self.fail_all_streams();
         io.close().await;
         violation.map_or(Ok(()), Err)
     }
@@ -65,9 +70,9 @@ impl LinkHandle {
 /// The intervals of a link.
 #[derive(Debug, Clone, Copy)]
 struct LinkIntervals {
-    /// The interval of beats, which renew allowances.
+    /// The interval of beats: each renews the peer's allowances and counts idle time.
     beat: Duration,
-    /// The interval of liveness checks while streams are open.
+    /// The shortest interval of liveness checks, used while streams are open.
     tick: Duration,
     /// The time without a stream after which the link retires.
     idle: Duration,
@@ -88,7 +93,7 @@ struct Driver<F> {
     check_interval: CheckInterval,
     /// True if bytes arrived since the last check.
     has_received: bool,
-    /// The number of checks since a ping that is unanswered; `None` without one.
+    /// The number of checks since the last ping, while it is unanswered; `None` if no ping is unanswered.
     checks_since_ping: Option<u32>,
     /// True if a stream was opened or written to since the last beat.
     was_used: bool,
@@ -96,7 +101,7 @@ struct Driver<F> {
     idle_remaining: Duration,
     /// The remaining beats for the peer to answer the ping of a retiring link.
     closing_beats: u32,
-    /// The peer's protocol violation, if there was one.
+    /// The protocol violation with which the peer ended the link.
     violation: Option<LinkError>,
 }
 
@@ -117,7 +122,7 @@ enum ReadState {
 }
 
 impl<F: FnMut(OpenedStream)> Driver<F> {
-    /// Runs one turn. `Ready` when the link is over.
+    /// Runs one turn: reads, checks the peer and writes. `Ready` when the link has ended.
     fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let is_used = {
             let mut state = self.link.0.state.borrow_mut();
@@ -125,7 +130,7 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
             state.was_used
         };
         if is_used && self.check_interval != CheckInterval::Watched(0) {
-            self.watch_closely();
+            self.shorten_check_interval();
         }
         let input = self.poll_input(cx);
         let is_alive = self.poll_timer(cx);
@@ -149,7 +154,7 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
     /// Shortens the check interval because a stream was opened or written to, so that an unresponsive peer is
     /// detected soon.
     #[inline(never)]
-    fn watch_closely(&mut self) {
+    fn shorten_check_interval(&mut self) {
         self.check_interval = CheckInterval::Watched(0);
         let next = Instant::now() + self.intervals.tick;
         if next < self.timer.deadline() {
@@ -187,7 +192,9 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
         true
     }
 
-    /// Pings a silent peer while streams are open, reports it if it remains silent, and finally returns false.
+    /// Pings a silent peer while streams are open, and reports it if it remains silent. Returns false if it has
+    /// been silent for [`LOST_CHECKS`] checks after the ping. `is_late`: this check runs late, so silence does
+    /// not count.
     fn check_peer(&mut self, is_late: bool) -> bool {
         let was_silent = self.link.0.state.borrow().is_silent;
         if self.has_received && was_silent {
@@ -197,13 +204,13 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
         let is_used = std::mem::take(&mut state.was_used);
         self.was_used |= is_used;
         let was_answered = self.has_received && self.checks_since_ping.is_some();
-        let is_needed = !state.slots.is_empty() || state.is_retired;
+        let needs_liveness = !state.slots.is_empty() || state.is_retired;
         self.check_interval = match self.check_interval {
             _ if is_used => CheckInterval::Watched(0),
-            _ if !is_needed => CheckInterval::Idle,
+            _ if !needs_liveness => CheckInterval::Idle,
             // Open streams without data in either direction: the peer responds, so pings become less frequent.
             CheckInterval::Watched(doublings) if was_answered => {
-                CheckInterval::Watched((doublings + 1).min(MAX_DOUBLED))
+                CheckInterval::Watched((doublings + 1).min(MAX_INTERVAL_DOUBLINGS))
             }
             CheckInterval::Watched(doublings) => CheckInterval::Watched(doublings),
             CheckInterval::Idle => CheckInterval::Watched(0),
@@ -222,7 +229,7 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
                 }
                 return checks < LOST_CHECKS;
             }
-            None if is_needed => {
+            None if needs_liveness => {
                 state.link.ping();
                 self.checks_since_ping = Some(0);
             }
@@ -239,7 +246,7 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
         if state.is_retired && !state.is_last_stream_known {
             // A peer that keeps opening streams without answering the ping has reached its limit.
             match self.closing_beats {
-                0 => state.announce_last(),
+                0 => state.announce_last_stream(),
                 remaining => self.closing_beats = remaining - 1,
             }
         }
@@ -292,10 +299,10 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
 }
 
 /// The interval at which the peer's allowances are renewed (`docs/link.md`, Floods).
-const BEAT: Duration = Duration::from_secs(10);
+const BEAT_INTERVAL: Duration = Duration::from_secs(10);
 /// The interval of checks of a link in use. A peer is pinged at the first check without bytes since the
 /// previous one.
-const TICK: Duration = Duration::from_millis(500);
+const TICK_INTERVAL: Duration = Duration::from_millis(500);
 /// The number of checks after an unanswered ping from which on new requests go to another endpoint: 2 s after
 /// the ping, and within 3 s of the last byte of the peer.
 const SILENT_CHECKS: u32 = 4;
@@ -304,7 +311,7 @@ const SILENT_CHECKS: u32 = 4;
 /// continue.
 const LOST_CHECKS: u32 = 12;
 /// The maximum number of doublings of the check interval: idle streams cost at most one ping every 4.5 s.
-const MAX_DOUBLED: u32 = 3;
+const MAX_INTERVAL_DOUBLINGS: u32 = 3;
 /// The number of beats in which a peer has to answer the ping of a retiring link.
 const CLOSING_BEATS: u32 = 1;
 /// The maximum number of reads in one turn; bounds the delay of the streams.
@@ -325,16 +332,18 @@ mod tests {
     use crate::tests::fixture::{Application, run, wait_until};
 
     /// Returns a link over plain TCP to a peer that sends its first frames, and then `reply` after each read.
+    /// The link does not become idle during a test.
     async fn link_to(reply: &'static [u8]) -> LinkHandle {
         link_for(IDLE, reply).await
     }
 
+    /// Returns such a link that retires after `idle` without a stream.
     async fn link_for(idle: Duration, reply: &'static [u8]) -> LinkHandle {
         let intervals = LinkIntervals { beat: PERIOD, tick: PERIOD / 4, idle };
         link_with(intervals, Duration::ZERO, reply).await
     }
 
-    /// The same, with these intervals and a peer that pauses before each `reply`.
+    /// Returns such a link with these intervals, to a peer that pauses before each `reply`.
     async fn link_with(
         intervals: LinkIntervals,
         pause: Duration,
@@ -354,7 +363,8 @@ mod tests {
         });
         let tcp = TcpStream::connect(peer.await.address).await.unwrap();
         let link = LinkHandle::new(Role::Opener);
-        let driver = link.clone().drive_at(intervals, Io::new(ByteStream::Plain(tcp)), |_| {});
+        let driver =
+            link.clone().drive_with_intervals(intervals, Io::new(ByteStream::Plain(tcp)), |_| {});
         tokio::task::spawn_local(driver);
         link.wait_ready().await.unwrap();
         link
@@ -387,9 +397,11 @@ mod tests {
     #[test]
     fn a_peer_that_is_silent_for_less_than_the_limit_is_not_lost() {
         run(async {
-            // The responses arrive between the second and the third check after each ping.
+            // The replies arrive between the second and the third check after each ping.
             let (tick, pause) = (PERIOD, PERIOD * 17 / 5);
-            let link = link_with(LinkIntervals { beat: BEAT, tick, idle: IDLE }, pause, PONG).await;
+            let link =
+                link_with(LinkIntervals { beat: BEAT_INTERVAL, tick, idle: IDLE }, pause, PONG)
+                    .await;
             let stream = link.open_stream(StreamKind::Http, true, |_| {}).unwrap();
             assert!(tokio::time::timeout(pause * 4, stream.wait_until_lost()).await.is_err());
             assert!(!link.is_broken());
@@ -399,9 +411,11 @@ mod tests {
     #[test]
     fn streams_survive_a_silence_during_which_new_requests_avoid_the_link() {
         run(async {
-            // Each response arrives between the sixth and the seventh check after its ping.
+            // Each reply arrives between the sixth and the seventh check after its ping.
             let (tick, pause) = (PERIOD, PERIOD * 13 / 2);
-            let link = link_with(LinkIntervals { beat: BEAT, tick, idle: IDLE }, pause, PONG).await;
+            let link =
+                link_with(LinkIntervals { beat: BEAT_INTERVAL, tick, idle: IDLE }, pause, PONG)
+                    .await;
             let states = Rc::new(RefCell::new(Vec::new()));
             let observed = states.clone();
             link.on_silence(move |_, is_silent| observed.borrow_mut().push(is_silent));

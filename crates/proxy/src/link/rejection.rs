@@ -5,7 +5,7 @@ use bytes::Bytes;
 use leno_model::{REASON_FIELD, Reason};
 use leno_wire::http1::ResponseHead;
 
-/// The head of a response, and the party that wrote it.
+/// The head of a response over a link, written by the application or by the peer's sidecar.
 #[derive(Debug)]
 pub(crate) struct ReceivedHead {
     pub(crate) bytes: Bytes,
@@ -22,8 +22,8 @@ impl ReceivedHead {
     }
 }
 
-/// The same for a response over `leno-http/1`, which has the option [`REJECTED_OPTION`] if the peer's
-/// sidecar wrote it.
+/// Returns the reason of a rejection by the peer's sidecar over `leno-http/1`; `None` for a response of the
+/// application, which never has the option [`REJECTED_OPTION`].
 #[cold]
 #[inline(never)]
 pub(crate) fn rejection_over_http1(bytes: &[u8], head: &ResponseHead) -> Option<Reason> {

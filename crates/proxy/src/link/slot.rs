@@ -1,4 +1,4 @@
-//! The receive queue of one stream of a link, and its waiting tasks.
+//! The state of one stream inside its link: the queue of received items and the tasks that wait for it.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -7,11 +7,14 @@ use bytes::{Bytes, BytesMut};
 use leno_model::Reason;
 use leno_wire::link::ResetCode;
 
-/// The receive queue of one stream, and its waiting tasks.
+/// The state of one stream.
 #[derive(Default)]
 pub(super) struct StreamSlot {
+    /// The received items that the reader has not taken.
     pub(super) items: VecDeque<Incoming>,
+    /// The task that waits for an item.
     pub(super) reader: Option<Waker>,
+    /// The task that waits for credit or for room in the output.
     pub(super) writer: Option<Waker>,
     /// True if the writer waits for the output of the whole link to drain.
     pub(super) is_congested: bool,
@@ -99,8 +102,8 @@ impl Incoming {
     }
 }
 
-/// Joins two pieces. Each received piece keeps its whole receive buffer alive, so that a peer that sends a
-/// window byte by byte to a slow reader would multiply memory use by a thousand.
+/// Joins two pieces of data into one allocation. Each received piece keeps its whole receive buffer alive, so
+/// that a peer that sends a window byte by byte to a slow reader would multiply memory use by a thousand.
 fn join_pieces(first: Bytes, data: &[u8]) -> Bytes {
     let mut joined = BytesMut::from(first);
     joined.extend_from_slice(data);

@@ -1,4 +1,4 @@
-//! One stream of a link, as used by its request.
+//! The handle of a request or TCP connection to its stream of a link.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use crate::buffers::{self, BufferSize};
 use crate::http2::cancel;
 use crate::max_wait::poll_within;
 
-/// One stream. Dropping it before both sides have ended resets it.
+/// One stream of a link. Dropping it before both directions have ended resets it.
 pub(crate) struct LinkStream {
     shared: Rc<SharedLink>,
     id: StreamId,
@@ -25,7 +25,7 @@ impl LinkStream {
         Self { shared, id }
     }
 
-    /// Returns the next item. Taking data returns its credit to the sender.
+    /// Polls for the next item. Taking data returns its credit to the sender.
     pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, StreamLoss>> {
         let mut state = self.shared.state.borrow_mut();
         let Some(slot) = state.slots.get_mut(&self.id) else {
@@ -128,6 +128,7 @@ impl LinkStream {
         poll_within(max_wait, |cx| self.poll_uncongested(cx)).await
     }
 
+    /// Polls until the output of the link has room; registers the stream as congested otherwise.
     fn poll_uncongested(&self, cx: &mut Context<'_>) -> Poll<Result<(), StreamLoss>> {
         let mut guard = self.shared.state.borrow_mut();
         let state = &mut *guard;
@@ -272,7 +273,7 @@ impl Drop for LinkStream {
         if removed.is_congested {
             state.congested.retain(|id| *id != self.id);
         }
-        if removed.is_complete && !state.is_ending() {
+        if removed.is_complete && !state.is_closing() {
             return;
         }
         match cancel::is_abandoned() {

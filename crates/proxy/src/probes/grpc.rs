@@ -12,7 +12,7 @@ use super::{ProbeFailure, dial_application};
 use crate::config::Interception;
 use crate::http::grpc::{health, message};
 
-/// A health check request.
+/// The `grpc` action of a probe.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct GrpcHealthCheck {
     pub(super) port: NonZeroU16,
@@ -22,6 +22,7 @@ pub(super) struct GrpcHealthCheck {
 }
 
 impl GrpcHealthCheck {
+    /// Calls the health service. Succeeds if it reports that the service is serving.
     pub(super) async fn run_check(
         &self,
         address: SocketAddr,

@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 use super::{ProbeFailure, dial_application};
 use crate::config::Interception;
 
-/// A GET request for the application.
+/// The `httpGet` action of a probe.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct HttpGet {
@@ -132,6 +132,7 @@ fn any_certificate_config() -> Result<Arc<ClientConfig>, ProbeFailure> {
     Ok(Arc::new(config))
 }
 
+/// A verifier that accepts any server certificate and signature.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

@@ -1,4 +1,5 @@
-//! Opaque bytes at an application port: authorization of peers, and policies that depend on requests.
+//! Opaque bytes at an application port: authorizes the peer, rejects bytes if a policy depends on requests, and
+//! forwards the bytes to the application.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -31,7 +32,7 @@ use crate::splice::copy_bytes;
 use crate::upstream::{Application, Http1Upstream};
 
 /// Forwards a stream of a link to the application.
-pub(crate) async fn to_application(session: &Session, port: u16, opened: OpenedStream) {
+pub(crate) async fn forward_to_application(session: &Session, port: u16, opened: OpenedStream) {
     if needs_requests(session, port) {
         return Box::pin(serve_requests(session, port, &opened.stream)).await;
     }
@@ -56,7 +57,7 @@ async fn try_forward_stream(
     let connection = connect_application(session, port, record).await;
     record.count_opened();
     let connection = connection?;
-    // The other sidecar sends its client's bytes only after this.
+    // The other sidecar sends its client's bytes only after this head.
     stream.send_head(false, false, |_| {}).map_err(|_| Reason::DownstreamClosed)?;
     let max_wait = session.worker.config.limits.idle_connection;
     let mut application =
@@ -88,10 +89,10 @@ pub(crate) fn needs_requests(session: &Session, port: u16) -> bool {
         })
 }
 
-/// Serves the requests in a stream of bytes.
+/// Serves the requests in a stream of a link, over an in-memory connection.
 async fn serve_requests(session: &Session, port: u16, stream: &LinkStream) {
     let limits = &session.worker.config.limits;
-    // The other sidecar sends its client's bytes only after this.
+    // The other sidecar sends its client's bytes only after this head.
     if stream.send_head(false, false, |_| {}).is_err() {
         return;
     }
@@ -111,16 +112,16 @@ async fn serve_requests(session: &Session, port: u16, stream: &LinkStream) {
         &sent,
         &received,
     );
-    let serving = serve_first(session, port, server_end);
+    let serving = serve_detected(session, port, server_end);
     let (mut forwarding, mut serving) = (pin!(forwarding), pin!(serving));
     let outcome = tokio::select! {
-        forwarded = &mut forwarding => match forwarded {
+        forward_result = &mut forwarding => match forward_result {
             Ok(()) => serving.await,
             Err(reason) => Err(reason),
         },
-        served = &mut serving => match served {
+        serve_result = &mut serving => match serve_result {
             // The client may leave its direction open. Then the stream is reset.
-            Ok(()) => timeout(MAX_CLOSE, forwarding).await.unwrap_or(Ok(())),
+            Ok(()) => timeout(MAX_CLOSE_TIME, forwarding).await.unwrap_or(Ok(())),
             Err(reason) => Err(reason),
         },
     };
@@ -131,7 +132,7 @@ async fn serve_requests(session: &Session, port: u16, stream: &LinkStream) {
 
 /// Serves bytes according to the detected protocol. A connection without any bytes ends and is not counted: it
 /// may be a health check.
-async fn serve_first(session: &Session, port: u16, io: Io) -> Result<(), Reason> {
+async fn serve_detected(session: &Session, port: u16, io: Io) -> Result<(), Reason> {
     let limits = &session.worker.config.limits;
     let mut early = BytesMut::new();
     if !wait_for_bytes(&session.worker, limits.idle_connection, &io, &mut early).await {
@@ -166,7 +167,7 @@ pub(crate) async fn forward_plaintext(session: &Session, port: u16, io: Io, earl
     }
 }
 
-/// The same, with a record of the connection.
+/// Forwards a connection without mutual TLS to the application, with a record for metrics and the access log.
 async fn forward_recorded(
     session: &Session,
     port: u16,
@@ -250,8 +251,10 @@ fn permitted_application(
 /// # Errors
 /// `denied-by-policy`, if such a policy applies.
 fn admit_opaque_bytes(config: &ConfigSnapshot, port: u16) -> Result<(), Failure> {
-    let Some(policy) = config.compiled.snapshot.config.rejects_bytes(port) else { return Ok(()) };
-    let policy = Some(PolicyDecision::whole_policy(policy, &Arc::default()));
+    let Some(policy) = config.compiled.snapshot.config.policy_rejecting_bytes(port) else {
+        return Ok(());
+    };
+    let policy = Some(PolicyDecision::from_whole_policy(policy, &Arc::default()));
     Err(Denial { policy, ..Denial::without_policy(Reason::DeniedByPolicy) }.into())
 }
 
@@ -282,7 +285,7 @@ async fn wait_until_denied(
                 return denial;
             }
         }
-        let detected = async {
+        let request_rejected = async {
             match detector {
                 Some(detector) => detector.wait_until_rejected().await,
                 None => std::future::pending().await,
@@ -291,16 +294,16 @@ async fn wait_until_denied(
         tokio::select! {
             changed = changes.changed() => {
                 if changed.is_err() {
-                    // The configuration ends with the sidecar.
+                    // The configuration store outlives its subscribers.
                     std::future::pending::<()>().await;
                 }
             }
-            () = detected => {}
+            () = request_rejected => {}
         }
     }
 }
 
-/// Returns the code for resetting a stream.
+/// Returns the code with which a stream is reset for this reason.
 fn reset_code(reason: Reason) -> ResetCode {
     match reason.status() {
         // Other endpoints have their own limits.
@@ -312,4 +315,4 @@ fn reset_code(reason: Reason) -> ResetCode {
 }
 
 /// The maximum time for a stream to end after its last response.
-const MAX_CLOSE: Duration = Duration::from_secs(5);
+const MAX_CLOSE_TIME: Duration = Duration::from_secs(5);

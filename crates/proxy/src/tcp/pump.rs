@@ -1,4 +1,4 @@
-//! Copies of the bytes of a connection in both directions.
+//! Forwarding of opaque bytes between a plain connection and a stream of a link, in both directions.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -15,11 +15,13 @@ use crate::link::LinkStream;
 use crate::max_wait::wait_for_silence;
 use crate::record::ExchangeRecord;
 
-/// The direction of the client's bytes.
+/// The side to which the client's bytes are forwarded.
 #[derive(Clone, Copy)]
 pub(super) enum PumpDirection<'a> {
+    /// The client is at the plain connection; its bytes are forwarded to the link.
     Link,
-    /// With the inspection of the client's bytes, if required.
+    /// The client is at the link; its bytes are forwarded to the application, through the detector if there is
+    /// one.
     Application(Option<&'a RequestDetector<'a>>),
 }
 
@@ -38,7 +40,8 @@ pub(super) async fn forward_streams(
     forward_counted(plain, stream, direction, max_wait, to_stream, to_plain).await
 }
 
-/// The same, with counters for the bytes to and from the stream.
+/// Forwards both directions like [`forward_streams`], and counts the bytes to and from the stream in these
+/// cells.
 pub(super) async fn forward_counted(
     (reader, writer): &mut (MessageReader, MessageWriter),
     stream: &LinkStream,
@@ -82,21 +85,23 @@ pub(super) async fn forward_counted(
     tokio::select! {
         biased;
         outcome = async { tokio::try_join!(send, receive) } => outcome.map(|((), ())| ()),
-        // One side may be stuck; the other does not wait for it.
+        // A receiver that does not read must not delay the detection of a lost stream.
         _ = stream.wait_until_lost() => Err(direction.loss_reason()),
         () = wait_for_silence(max_wait, to_stream, to_plain) => Err(Reason::IdleTimeout),
     }
 }
 
-/// The direction from the plain connection to the stream, or from the stream.
+/// The direction of bytes between the plain connection and the stream.
 #[derive(Clone, Copy)]
 pub(super) enum StreamDirection {
+    /// From the plain connection to the stream.
     ToStream,
+    /// From the stream to the plain connection.
     FromStream,
 }
 
 impl PumpDirection<'_> {
-    /// Returns the reason for a broken pump, by the side at fault.
+    /// Returns the reason for a failed direction: it names the client or the upstream as the side at fault.
     pub(super) fn failure_reason(
         self,
         stream_direction: StreamDirection,

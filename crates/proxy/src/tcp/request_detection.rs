@@ -1,4 +1,5 @@
-//! Detection of HTTP requests on a port declared `TCP`, for policies that decide by request and reject them.
+//! Detection of HTTP requests on a port declared `TCP`. Policies that depend on requests do not see them there,
+//! so such a request is rejected.
 
 use std::cell::Cell;
 use std::future::{pending, poll_fn};
@@ -15,18 +16,19 @@ use crate::error::Failure;
 use crate::http::body::{BodyPiece, BodySink, BodySource, PumpError};
 use crate::session::Session;
 
-/// The inspection of the bytes of one client.
+/// Inspects the first bytes of one client at an application port.
 pub(crate) struct RequestDetector<'a> {
     session: &'a Session,
     port: u16,
     /// True once an HTTP request was detected.
     is_request: Cell<bool>,
+    /// Notified when a rejected HTTP request was detected.
     request_detected: Notify,
 }
 
 impl<'a> RequestDetector<'a> {
-    /// Returns the inspection of a connection to a port that is declared `TCP`. Other ports reject all bytes if
-    /// a policy decides by request.
+    /// Creates a detector for a connection to a port that is declared `TCP`; `None` for other ports, which
+    /// reject all opaque bytes if a policy depends on requests.
     pub(super) fn for_port(session: &'a Session, port: u16) -> Option<Self> {
         let config = session.worker.config_store.current_config()?;
         let is_declared = config.compiled.snapshot.config.declared_protocol(port) == Protocol::Tcp;
@@ -44,19 +46,19 @@ impl<'a> RequestDetector<'a> {
     ) -> Result<(), PumpError> {
         let mut first_line = FirstLineReader::default();
         loop {
-            let ready = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
-            let next = match ready {
-                Poll::Ready(next) => next,
+            let first_poll = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
+            let next_piece = match first_poll {
+                Poll::Ready(next_piece) => next_piece,
                 Poll::Pending => {
                     sink.flush().await?;
                     poll_fn(|cx| source.poll_next(cx)).await
                 }
             };
-            let Some(BodyPiece::Data(data)) = next.map_err(PumpError::Source)? else {
+            let Some(BodyPiece::Data(data)) = next_piece.map_err(PumpError::Source)? else {
                 return Ok(());
             };
-            let progress = first_line.read(&data);
-            if progress == FirstLine::Request {
+            let detection = first_line.read(&data);
+            if detection == FirstLine::Request {
                 self.is_request.set(true);
                 if self.is_rejected() {
                     self.request_detected.notify_one();
@@ -65,12 +67,13 @@ impl<'a> RequestDetector<'a> {
             }
             bytes.set(bytes.get() + data.len() as u64);
             sink.push(BodyPiece::Data(data), false).await?;
-            if progress != FirstLine::Incomplete {
+            if detection != FirstLine::Incomplete {
                 return Ok(());
             }
         }
     }
 
+    /// True if the current policies reject the detected request.
     fn is_rejected(&self) -> bool {
         let config = self.session.worker.config_store.current_config();
         config.is_some_and(|config| self.check_request(&config).is_err())
@@ -81,14 +84,18 @@ impl<'a> RequestDetector<'a> {
         self.request_detected.notified().await;
     }
 
+    /// Checks a detected HTTP request against the policies of this configuration; without one it succeeds.
+    ///
     /// # Errors
-    /// `denied-by-policy` if an HTTP request was detected and a policy depends on requests.
+    /// `denied-by-policy` if a policy depends on requests, or the denial of the access policies.
     pub(super) fn check_request(&self, config: &ConfigSnapshot) -> Result<(), Failure> {
         if !self.is_request.get() {
             return Ok(());
         }
-        if let Some(policy) = config.compiled.snapshot.config.rejects_hidden_requests(self.port) {
-            let policy = Some(PolicyDecision::whole_policy(policy, &Arc::default()));
+        if let Some(policy) =
+            config.compiled.snapshot.config.policy_rejecting_hidden_requests(self.port)
+        {
+            let policy = Some(PolicyDecision::from_whole_policy(policy, &Arc::default()));
             return Err(Denial { policy, ..Denial::without_policy(Reason::DeniedByPolicy) }.into());
         }
         let access = &config.compiled.access;

@@ -1,4 +1,5 @@
-//! Clients that send nothing during protocol detection: delays of server-first protocols are reported.
+//! Connections of clients that send nothing during protocol detection. If the server sends first, a condition
+//! reports the delay that the detection causes.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -15,7 +16,7 @@ use crate::splice::copy_bytes;
 use crate::worker::Worker;
 
 /// True if the service of a connection declares no protocol for its port.
-pub(super) fn is_detected(session: &Session, record: &ExchangeRecord<'_>) -> bool {
+pub(super) fn has_detected_protocol(session: &Session, record: &ExchangeRecord<'_>) -> bool {
     let config = session.worker.config_store.current_config();
     let Some((config, service)) = config.as_ref().zip(record.subject.service.as_ref()) else {
         return false;
@@ -31,11 +32,11 @@ pub(super) fn is_detected(session: &Session, record: &ExchangeRecord<'_>) -> boo
 pub(crate) fn injects_faults(worker: &Worker, service: &ServiceName, port: u16) -> bool {
     let Some(config) = worker.config_store.current_config() else { return false };
     let port = config.compiled.service(service).and_then(|compiled| compiled.ports.get(&port));
-    port.is_some_and(|port| ChosenPort::from_called(port).has_faults())
+    port.is_some_and(|port| ChosenPort::from_called(port).is_rejected_by_faults())
 }
 
-/// Forwards the bytes of a client that sent nothing during protocol detection. If the server sends first, the
-/// delay is reported.
+/// Forwards the bytes of a client that sent nothing during protocol detection. If the server sends first, a
+/// condition reports the delay.
 pub(super) async fn forward_bytes(
     session: &Session,
     upstream_stream: UpstreamStream,
@@ -59,13 +60,13 @@ pub(super) async fn forward_bytes(
             }
         }
     };
-    let mut is_decided = false;
+    let mut has_bytes = false;
     let check_first_bytes = poll_fn(|_| {
         let (sent, received) = (to_stream.get(), to_plain.get());
-        if !is_decided && received > 0 && sent == 0 {
+        if !has_bytes && received > 0 && sent == 0 {
             report_detection_delay(session, record);
         }
-        is_decided |= sent > 0 || received > 0;
+        has_bytes |= sent > 0 || received > 0;
         Poll::<Infallible>::Pending
     });
     // The same task forwards the bytes: it is polled after each of them.

@@ -17,8 +17,9 @@ use super::fixture::{
 };
 use crate::session::ListenerKind;
 
-/// The address of a service, and the address of a workload with port 80.
+/// The address of the service.
 const SERVICE: [u8; 4] = [10, 96, 0, 7];
+/// The address of a workload with port 80.
 pub(super) const WORKLOAD: [u8; 4] = [10, 1, 0, 7];
 
 impl Mesh {
@@ -97,7 +98,7 @@ fn the_address_of_a_workload_is_routed_to_that_workload_alone() {
             Application::with_response("HTTP/1.1 201 OK\r\ncontent-length: 0\r\n\r\n").await;
         let mesh = Mesh::permissive(first.address).await;
         let (_other, endpoint) = mesh.start_server("ratings-2", second.address).await;
-        // It is not ready, so it is not an endpoint of its service.
+        // The workload is not ready, so it is not an endpoint of its service.
         mesh.set_entry(
             WORKLOAD,
             workload_entry(Some(endpoint.clone()), "ratings-2", Protocol::Http),
@@ -108,7 +109,8 @@ fn the_address_of_a_workload_is_routed_to_that_workload_alone() {
             assert_eq!(client.send_request(GET).await.status, 201);
         }
         assert_eq!((second.accepted.get(), first.accepted.get()), (1, 0));
-        // Its links stay open over configuration changes, although it is an endpoint of no service.
+        // The links to the workload stay open over configuration changes, although it is an endpoint of no
+        // service.
         let upstream = || mesh.client.worker.upstream_for(&Arc::new(endpoint.clone()));
         let upstream_before = upstream();
         mesh.set_entry(SERVICE, AddressEntry::External, Egress::Deny);
@@ -160,7 +162,7 @@ fn bytes_are_forwarded_to_the_addressed_workload() {
 #[test]
 fn external_destinations_are_reached_without_changes() {
     run(async {
-        // The server speaks first, and reads until the client has half-closed.
+        // The server sends first, and reads until the client has half-closed.
         let outside = Application::start(|mut client| async move {
             client.send_bytes("220 ready\r\n").await;
             let mut received = Vec::new();
@@ -205,7 +207,7 @@ fn a_workload_port_without_a_service_is_external() {
     });
 }
 
-/// A missing answer must not cause a plaintext call to a mesh member.
+/// A missing response of the control plane must not cause a plaintext call to a mesh member.
 #[test]
 fn an_address_without_a_response_of_the_control_plane_is_not_reached() {
     run(async {

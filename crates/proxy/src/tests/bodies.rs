@@ -1,4 +1,4 @@
-//! Large bodies: streamed, complete, and held back if their receiver is slow.
+//! Large bodies are streamed completely, and wait for a slow receiver.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -50,7 +50,7 @@ fn a_large_body_waits_for_a_slow_application_and_arrives_complete() {
         let sent_bytes = wait_until_stable(|| sent.get()).await;
         assert!(
             sent_bytes < BODY_BYTES / 2,
-            "{sent_bytes} bytes were taken for an application that reads none"
+            "{sent_bytes} bytes were accepted for an application that reads none"
         );
         release.send_replace(true);
         let mut client = upload.await.unwrap();
@@ -68,7 +68,7 @@ fn a_large_response_waits_for_a_slow_client_and_arrives_complete() {
         let sent_bytes = wait_until_stable(|| written.get()).await;
         assert!(
             sent_bytes < BODY_BYTES / 2,
-            "{sent_bytes} bytes were taken for a client that reads none"
+            "{sent_bytes} bytes were accepted for a client that reads none"
         );
         let response = client.read_response().await;
         assert!(response.body.iter().all(|byte| *byte == b'x'));
@@ -144,6 +144,8 @@ async fn start_download(bytes: usize) -> (Application, Rc<Cell<usize>>) {
     (app.await, written)
 }
 
+/// The size of a large body.
 const BODY_BYTES: usize = 64 * 1024 * 1024;
-/// Many times the capacity of a narrow socket, but few enough for its pace.
+/// The size of a body that exceeds the capacity of a narrow socket many times, but is still sent in a short
+/// time.
 const NARROW_BYTES: usize = 60_000;

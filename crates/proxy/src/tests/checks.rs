@@ -27,12 +27,13 @@ fn get_healthz() -> HealthProbe {
     HealthProbe::Http { path: "/healthz".to_owned() }
 }
 
-/// The client's sidecar checks these endpoints often; two results in a row decide, and requests never do.
+/// Configures frequent health checks of these endpoints by the client's sidecar. Two equal results in a row
+/// decide; results of requests have no effect.
 fn check_endpoints(mesh: &Mesh, probe: HealthProbe, endpoints: &[Endpoint]) {
     check_endpoints_with_timeout(mesh, probe, Duration::from_secs(60), endpoints);
 }
 
-/// The same with a timeout.
+/// Configures frequent health checks with this timeout of each check.
 fn check_endpoints_with_timeout(
     mesh: &Mesh,
     probe: HealthProbe,
@@ -42,7 +43,7 @@ fn check_endpoints_with_timeout(
     check_endpoints_with_interval(Duration::from_millis(20), mesh, probe, timeout, endpoints);
 }
 
-/// The same with this interval.
+/// Configures health checks with this interval and this timeout of each check.
 fn check_endpoints_with_interval(
     time: Duration,
     mesh: &Mesh,
@@ -87,12 +88,12 @@ fn ejected_workloads(mesh: &Mesh) -> Vec<String> {
     ejections.into_iter().map(|(_, entry)| entry.endpoint.id.workload.to_string()).collect()
 }
 
-/// Starts an application that fails checks while `is_ill`, and answers requests normally.
-async fn start_application(is_ill: &Rc<Cell<bool>>) -> Application {
-    let is_ill = is_ill.clone();
+/// Starts an application that fails health checks while `is_unhealthy`, and responds to requests normally.
+async fn start_application(is_unhealthy: &Rc<Cell<bool>>) -> Application {
+    let is_unhealthy = is_unhealthy.clone();
     Application::respond_with(move |request| {
         let is_check = request.head.starts_with("GET /healthz ");
-        if is_check && is_ill.get() { UNAVAILABLE } else { OK }.to_owned()
+        if is_check && is_unhealthy.get() { UNAVAILABLE } else { OK }.to_owned()
     })
     .await
 }
@@ -100,8 +101,9 @@ async fn start_application(is_ill: &Rc<Cell<bool>>) -> Application {
 #[test]
 fn an_unhealthy_endpoint_is_ejected_and_unejected_without_client_requests() {
     run(async {
-        let (is_ill, never) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
-        let (app, healthy) = (start_application(&is_ill).await, start_application(&never).await);
+        let (is_unhealthy, never) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+        let (app, healthy) =
+            (start_application(&is_unhealthy).await, start_application(&never).await);
         let mesh = Mesh::permissive(app.address).await;
         let (_server, second) = mesh.start_server("ratings-2", healthy.address).await;
         check_endpoints(&mesh, get_healthz(), &[mesh.server_endpoint(), second]);
@@ -120,7 +122,7 @@ fn an_unhealthy_endpoint_is_ejected_and_unejected_without_client_requests() {
         let are_asked = || checks(&app).0 > 0 && checks(&healthy).0 > 0;
         wait_until(|| client_count(&mesh, Count::HealthChecksOk) >= 4 && are_asked()).await;
 
-        is_ill.set(true);
+        is_unhealthy.set(true);
         wait_until(|| mesh.client.telemetry.gauge(Gauge::EndpointsEjected) == 1).await;
         assert_eq!(ejected_workloads(&mesh), ["bookinfo/ratings-1"]);
         assert_eq!(client_count(&mesh, Count::EndpointEjectedForCheck), 1);
@@ -128,10 +130,14 @@ fn an_unhealthy_endpoint_is_ejected_and_unejected_without_client_requests() {
         for _ in 0..20 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
-        let after = checks(&app);
-        assert_eq!(after.1 - after.0, checks_before.1 - checks_before.0, "no request goes there");
+        let checks_after = checks(&app);
+        assert_eq!(
+            checks_after.1 - checks_after.0,
+            checks_before.1 - checks_before.0,
+            "the endpoint receives no request"
+        );
 
-        is_ill.set(false);
+        is_unhealthy.set(false);
         wait_until(|| mesh.client.telemetry.gauge(Gauge::EndpointsEjected) == 0).await;
         assert_eq!(client_count(&mesh, Count::EndpointUnejections), 1);
         while checks(&app).1 - checks(&app).0 == checks_before.1 - checks_before.0 {
@@ -177,11 +183,15 @@ fn the_last_endpoints_are_not_ejected_by_health_checks() {
         wait_until(|| client_count(&mesh, Count::HealthChecksFailed) >= 20).await;
         assert_eq!(ejected_workloads(&mesh).len(), 1);
         assert_eq!(client_count(&mesh, Count::EndpointEjectedForCheck), 1);
-        assert_eq!(client.send_request(GET).await.verdict(), (503, None), "the other one answers");
+        assert_eq!(
+            client.send_request(GET).await.verdict(),
+            (503, None),
+            "the other endpoint responds"
+        );
     });
 }
 
-/// Only a sidecar can mark a response as not its application's.
+/// Only a sidecar can mark a response as its own rejection.
 #[test]
 fn an_application_that_claims_a_rejection_is_unhealthy() {
     run(async {
@@ -237,7 +247,7 @@ fn endpoints_are_checked_only_with_traffic_and_a_policy() {
         let worker = &mesh.client.worker;
         let cluster = Rc::downgrade(&client_cluster(&mesh));
         mesh.route_to(&[mesh.server_endpoint()]);
-        worker.retire_removed(&worker.config_store.current_config().unwrap());
+        worker.retire_removed_endpoints(&worker.config_store.current_config().unwrap());
         wait_until(|| cluster.strong_count() == 0).await;
     });
 }
@@ -293,7 +303,7 @@ fn endpoints_without_a_sidecar_are_checked_over_kept_connections() {
         let plain = Application::with_response(OK).await;
         let mesh = Mesh::permissive(closed_port()).await;
         let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
-        let foreign = Application::start(move |client| {
+        let foreign_app = Application::start(move |client| {
             let identity = identity.clone();
             async move {
                 let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP2]).await.unwrap();
@@ -304,10 +314,10 @@ fn endpoints_without_a_sidecar_are_checked_over_kept_connections() {
                 }
             }
         });
-        let foreign = foreign.await;
+        let foreign_app = foreign_app.await;
         let single_endpoint =
             Endpoint { account: None, ..meshed_endpoint("ratings-2", plain.address, "ratings") };
-        let external_client = meshed_endpoint("ratings-3", foreign.address, "ratings");
+        let external_client = meshed_endpoint("ratings-3", foreign_app.address, "ratings");
         // Each check completes before the next, even on a busy machine.
         let (often, limit) = (Duration::from_millis(500), Duration::from_secs(60));
         check_endpoints_with_interval(
@@ -320,7 +330,7 @@ fn endpoints_without_a_sidecar_are_checked_over_kept_connections() {
         client_cluster(&mesh);
         wait_until(|| client_count(&mesh, Count::HealthChecksOk) >= 10).await;
         assert_eq!(client_count(&mesh, Count::HealthChecksFailed), 0);
-        assert_eq!((plain.accepted.get(), foreign.accepted.get()), (1, 1));
+        assert_eq!((plain.accepted.get(), foreign_app.accepted.get()), (1, 1));
     });
 }
 

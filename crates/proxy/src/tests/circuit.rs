@@ -24,7 +24,7 @@ pub(super) fn trip_rule() -> TripConditions {
         window: Duration::from_secs(10),
         buckets: 10,
         requests_min: 1,
-        failed: FailureThreshold::default(),
+        failure_threshold: FailureThreshold::default(),
         consecutive_failures: Some(3),
         slow: None,
         open_duration: Duration::from_millis(200),
@@ -57,7 +57,7 @@ fn a_circuit_opens_for_a_failing_application_and_closes_after_its_recovery() {
             Application::respond_with(move |_| if reported.get() { BROKEN } else { OK }.to_owned())
                 .await;
         let mesh = Mesh::permissive(app.address).await;
-        // Long enough to observe.
+        // The circuit is open long enough to be observed.
         let trip = TripConditions { open_duration: Duration::from_secs(3), ..trip_rule() };
         apply_breaker(&mesh, CircuitBreaker { trip: Some(trip), ..CircuitBreaker::default() });
         let mut client = Client::connect(mesh.listener).await;
@@ -76,7 +76,7 @@ fn a_circuit_opens_for_a_failing_application_and_closes_after_its_recovery() {
     });
 }
 
-/// Only a sidecar can mark a response as not its application's.
+/// Only a sidecar can mark a response as its own rejection.
 #[test]
 fn an_application_that_claims_a_rejection_opens_the_circuit() {
     run(async {
@@ -149,11 +149,11 @@ fn requests_in_progress_are_limited_by_the_policy() {
 #[test]
 fn requests_that_wait_for_a_connection_are_limited_by_the_policy() {
     run(async {
-        // With this timeout the test would not end.
+        // A long timeout: the limit must reject the request before.
         let mut setup = Setup::default();
         setup.limits.connect_timeout = Duration::from_secs(600);
         let mesh = Mesh::new(super::fixture::closed_port(), setup).await;
-        // It accepts connections and never sends a byte.
+        // The server accepts connections and never sends a byte.
         let silent_app =
             Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
         let mut service = service_config(

@@ -15,7 +15,7 @@ fn limit_concurrency(mesh: &Mesh, concurrency: Concurrency) {
     mesh.set_checks(Vec::new(), vec![limits]);
 }
 
-/// Sends a request that the application receives but does not answer.
+/// Sends a request that the application receives, without a response.
 async fn hold_request(mesh: &Mesh, app: &Application) -> Client<tokio::net::TcpStream> {
     let mut client = Client::connect(mesh.listener).await;
     let count_before = app.accepted.get();
@@ -35,7 +35,7 @@ fn concurrent_requests_to_the_application_are_limited_by_the_policy() {
         let mut one_more = Client::connect(mesh.listener).await;
         assert_eq!(one_more.send_request(GET).await.verdict(), (503, Some("overloaded")));
         assert_eq!(mesh.server.failure_counts(), [("overloaded", 1)].into());
-        // A client that leaves frees its permit.
+        // A client that disconnects releases its permit.
         under_way.pop().unwrap().abandon();
         wait_until(|| mesh.server.ended_count() == 2).await;
         one_more.send_bytes(GET).await;
@@ -100,7 +100,7 @@ fn a_rejected_request_spends_no_token_and_is_no_failure_of_an_endpoint() {
         }
         first.abandon();
         wait_until(|| mesh.server.ended_count() == 6).await;
-        // The token of the rejected requests.
+        // The token that the rejected requests have not spent.
         let _second = hold_request(&mesh, &app).await;
         let response = Client::connect(mesh.listener).await.send_request(GET).await;
         assert_eq!(response.verdict(), (429, Some("rate-limited")));

@@ -16,7 +16,7 @@ use super::fixture::{
 use super::http2::{connect_client, http2_mesh, read_body, send_data};
 use crate::http2::connect::accept_key;
 
-/// The key and its answer in RFC 6455 §1.3.
+/// The key of the client and its acceptance value in RFC 6455 §1.3.
 const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
 const ACCEPT: &str = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=";
 
@@ -236,13 +236,13 @@ fn a_rejected_upgrade_opens_no_tunnel() {
         assert_eq!(open_tunnel(mesh.listener).await.0.status(), 501);
         // Protocols without a possible upgrade, and plain CONNECT.
         let mut client = connect_extended(mesh.listener).await;
-        let again = client.send_request(connect_request("h2c"), false).unwrap().0.await.unwrap();
-        assert_eq!(again.status(), 400);
+        let response = client.send_request(connect_request("h2c"), false).unwrap().0.await.unwrap();
+        assert_eq!(response.status(), 400);
         // A protocol that is not configured.
         for protocol in ["tcp", "websocket2", "connect-udp"] {
-            let other =
+            let response =
                 client.send_request(connect_request(protocol), false).unwrap().0.await.unwrap();
-            assert_eq!(other.status(), 501, "{protocol}");
+            assert_eq!(response.status(), 501, "{protocol}");
         }
         let tunnel = Request::connect("ratings.bookinfo:9080").body(()).unwrap();
         let tunnel = client.send_request(tunnel, false).unwrap().0.await.unwrap();

@@ -16,7 +16,7 @@ use super::fixture::{
 use crate::session::ListenerKind;
 
 /// A mesh with an endpoint that accepts connections, and responds once it is released.
-struct Slow {
+struct SlowEndpoint {
     mesh: Mesh,
     slow: Application,
     endpoint: Endpoint,
@@ -25,7 +25,7 @@ struct Slow {
     pinned: std::net::SocketAddr,
 }
 
-impl Slow {
+impl SlowEndpoint {
     async fn new(connect_timeout: Duration) -> Self {
         let app = Application::with_response(OK).await;
         let mut setup = Setup::default();
@@ -60,14 +60,15 @@ impl Slow {
     }
 }
 
-/// Longer than any test.
+/// A delay that exceeds the duration of the test.
 const LONG: Duration = Duration::from_secs(600);
+/// The connect timeout of the policy.
 const SHORT: Duration = Duration::from_millis(50);
 
 #[test]
 fn a_connect_timeout_applies_to_connections_that_other_requests_opened() {
     run(async {
-        let slow = Slow::new(LONG).await;
+        let slow = SlowEndpoint::new(LONG).await;
         slow.set_timeout(SHORT);
         let mut unlimited = Client::connect(slow.pinned).await;
         unlimited.send_bytes(GET).await;
@@ -84,13 +85,13 @@ fn a_connect_timeout_applies_to_connections_that_other_requests_opened() {
 #[test]
 fn a_connect_timeout_does_not_apply_to_requests_without_the_policy() {
     run(async {
-        let slow = Slow::new(LONG).await;
+        let slow = SlowEndpoint::new(LONG).await;
         slow.set_timeout(SHORT);
         let response = Client::connect(slow.mesh.listener).await.send_request(GET).await;
         assert_eq!(response.verdict(), (504, Some("connect-timeout")));
         let mut unlimited = Client::connect(slow.pinned).await;
         unlimited.send_bytes(GET).await;
-        // Longer than the timeout of the policy.
+        // Exceeds the timeout of the policy.
         tokio::time::timeout(SHORT * 4, unlimited.read_response()).await.unwrap_err();
         slow.release.send_replace(true);
         assert_eq!(unlimited.read_response().await.status, 200);
@@ -101,7 +102,7 @@ fn a_connect_timeout_does_not_apply_to_requests_without_the_policy() {
 #[test]
 fn a_request_with_a_longer_timeout_lets_the_attempt_continue() {
     run(async {
-        let slow = Slow::new(Duration::from_millis(300)).await;
+        let slow = SlowEndpoint::new(Duration::from_millis(300)).await;
         slow.set_timeout(LONG);
         let mut unlimited = Client::connect(slow.pinned).await;
         unlimited.send_bytes(GET).await;
@@ -118,7 +119,7 @@ fn a_request_with_a_longer_timeout_lets_the_attempt_continue() {
 #[test]
 fn a_connect_timeout_applies_to_exclusive_connections() {
     run(async {
-        let slow = Slow::new(LONG).await;
+        let slow = SlowEndpoint::new(LONG).await;
         slow.set_timeout(SHORT);
         let request_with_credentials =
             "GET / HTTP/1.1\r\nhost: x\r\nauthorization: NTLM alice\r\n\r\n";

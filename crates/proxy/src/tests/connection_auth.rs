@@ -114,7 +114,7 @@ const CHALLENGE: &str =
 /// The handshake takes three requests on one connection of the client; each client has a connection of its own
 /// to the application, and all its later requests are the user's.
 #[test]
-fn a_client_completes_ntlm_over_a_connection_of_its_own() {
+fn a_client_completes_ntlm_over_its_own_connection() {
     run(async {
         let app = start_challenging().await;
         let mesh = Mesh::permissive(app.address).await;
@@ -161,7 +161,7 @@ fn users_behind_a_proxy_do_not_share_authenticated_connections() {
             };
             assert_eq!(proxy.send_request(&request_for(alice, mark)).await.body_text(), "alice");
             assert_eq!(proxy.send_request(&request_for("", mark)).await.status, 401, "{mark}");
-            // Nor do they get a connection that the proxy has authenticated for itself.
+            // Other clients do not get a connection that the proxy has authenticated for itself either.
             assert_eq!(
                 proxy.send_request(&request_for(alice, "x-other: 1")).await.body_text(),
                 "alice"

@@ -20,7 +20,7 @@ fn a_request_allocates_nothing() {
     let blocks = many.saturating_sub(few);
     let additional_exchanges = (MANY - FEW) * ROUNDS;
     assert!(
-        blocks <= ROUNDS as u64 * RECORDS_MORE * BLOCKS_PER_RECORD,
+        blocks <= ROUNDS as u64 * ADDITIONAL_RECORDS * BLOCKS_PER_RECORD,
         "{blocks} blocks for {additional_exchanges} further requests; {few} blocks for the first {FEW} of each \
          round"
     );
@@ -30,11 +30,11 @@ fn a_request_allocates_nothing() {
 /// watches another service.
 #[test]
 fn a_request_of_an_unsampled_trace_allocates_nothing() {
-    let (few, many) = measure_blocks("tests::cost::allocations_where_operators_look");
+    let (few, many) = measure_blocks("tests::cost::allocations_with_observability");
     let blocks = many.saturating_sub(few);
     let additional_exchanges = (MANY - FEW) * ROUNDS;
     assert!(
-        blocks <= ROUNDS as u64 * RECORDS_MORE * BLOCKS_PER_RECORD,
+        blocks <= ROUNDS as u64 * ADDITIONAL_RECORDS * BLOCKS_PER_RECORD,
         "{blocks} blocks for {additional_exchanges} further requests"
     );
 }
@@ -63,7 +63,7 @@ fn allocations() {
 
 #[test]
 #[ignore = "started by a test of this file, in a process of its own"]
-fn allocations_where_operators_look() {
+fn allocations_with_observability() {
     count_blocks(trace_settings("0%"));
 }
 
@@ -83,7 +83,7 @@ fn count_blocks(observability: Observability) {
     });
 }
 
-/// Two counts of instructions; their difference excludes the start of the process.
+/// Runs [`ROUNDS_FEW`] rounds. The difference to [`many_exchanges`] excludes the start of the process.
 #[test]
 #[ignore = "an instruction counter starts it, in a process of its own"]
 fn few_exchanges() {
@@ -96,16 +96,16 @@ fn many_exchanges() {
     run(run_rounds(ROUNDS_MANY, Observability::default()));
 }
 
-/// The same with one of a hundred requests traced and logged.
+/// Runs [`ROUNDS_FEW`] rounds with one of a hundred requests traced and logged.
 #[test]
 #[ignore = "an instruction counter starts it, in a process of its own"]
-fn few_exchanges_seen() {
+fn few_exchanges_with_observability() {
     run(run_rounds(ROUNDS_FEW, trace_settings("1%")));
 }
 
 #[test]
 #[ignore = "an instruction counter starts it, in a process of its own"]
-fn many_exchanges_seen() {
+fn many_exchanges_with_observability() {
     run(run_rounds(ROUNDS_MANY, trace_settings("1%")));
 }
 
@@ -172,7 +172,7 @@ fn take_all(sidecar: &mut Sidecar) {
         let (mut lines, mut text) = (lines, String::new());
         while let Some(entry) = lines.recv().await {
             text.clear();
-            access_log::append_line(&entry, &LogFormat::Json, &mut text);
+            access_log::append_log_line(&entry, &LogFormat::Json, &mut text);
         }
     });
     tokio::task::spawn_local(export::encode_all(spans));
@@ -212,18 +212,20 @@ fn print_line(line: &str) {
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 
+/// The numbers of concurrent clients between which the allocations of one request are computed.
 const FEW: usize = 8;
 pub(super) const MANY: usize = 64;
-/// TLS records that the additional requests of a round may need, in both directions.
-const RECORDS_MORE: u64 = 4;
+/// The number of TLS records that the additional requests of a round may need, in both directions.
+const ADDITIONAL_RECORDS: u64 = 4;
 /// Allocations of the TLS library for each record: to encrypt it, and to decrypt it.
 const BLOCKS_PER_RECORD: u64 = 2;
 const ROUNDS: usize = 100;
-/// Rounds of [`MANY`] exchanges each, for counts of instructions.
+/// The numbers of rounds of [`MANY`] exchanges each, between which the instructions of one exchange are
+/// computed.
 pub(super) const ROUNDS_FEW: usize = 50;
 pub(super) const ROUNDS_MANY: usize = 300;
 const BODY: usize = 1024;
 const REPORT: &str = "blocks: ";
-/// As a client library sends it.
+/// A request with the headers of a typical client library.
 const REQUEST: &[u8] = b"GET /ratings/1 HTTP/1.1\r\nhost: ratings.bookinfo:9080\r\n\
     user-agent: cost/1\r\naccept: */*\r\n\r\n";

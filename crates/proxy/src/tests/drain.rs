@@ -17,7 +17,7 @@ use crate::redirect::ConnectionClassifier;
 use crate::session::ListenerKind;
 
 /// Starts an application that responds once it is released.
-async fn start_patient() -> (Application, watch::Sender<bool>) {
+async fn start_releasable() -> (Application, watch::Sender<bool>) {
     let (release, released) = watch::channel(false);
     let app = Application::start(move |mut client| {
         let mut released = released.clone();
@@ -34,7 +34,7 @@ async fn start_patient() -> (Application, watch::Sender<bool>) {
     (app.await, release)
 }
 
-/// Timeouts that a slow machine does not reach.
+/// Returns options with timeouts that a slow machine does not reach.
 fn with_long_timeouts() -> Setup {
     let mut setup = Setup::default();
     (setup.limits.drain_timeout, setup.limits.last_call) = (MAX_WAIT, MAX_WAIT / 2);
@@ -62,7 +62,7 @@ async fn data_thread(
 #[test]
 fn the_sidecar_of_the_client_finishes_requests_and_closes_idle_connections() {
     run(async {
-        let (app, release) = start_patient().await;
+        let (app, release) = start_releasable().await;
         let mesh = Mesh::permissive(app.address).await;
         let listener_kind = ListenerKind::Outbound { service: test_service(), port: PORT };
         let (listener, thread, _commands) = data_thread(&mesh.client, listener_kind).await;
@@ -92,7 +92,7 @@ fn the_sidecar_of_the_client_finishes_requests_and_closes_idle_connections() {
 #[test]
 fn connections_in_the_queue_of_the_listener_are_served_when_the_drain_begins() {
     run(async {
-        let (app, _go) = start_patient().await;
+        let (app, _go) = start_releasable().await;
         let mesh = Mesh::new(app.address, with_long_timeouts()).await;
         let listener_kind = ListenerKind::Outbound { service: test_service(), port: PORT };
         let (listener, thread, _commands) = data_thread(&mesh.client, listener_kind).await;
@@ -132,7 +132,7 @@ fn connections_in_the_queue_of_the_listener_are_served_when_the_drain_begins() {
 fn a_request_that_crosses_the_drain_on_an_idle_connection_gets_a_response() {
     run(async {
         for rest_after in [Duration::from_secs(3600), Duration::ZERO] {
-            let (app, _go) = start_patient().await;
+            let (app, _go) = start_releasable().await;
             let mut setup = with_long_timeouts();
             setup.limits.rest_after = rest_after;
             let mesh = Mesh::new(app.address, setup).await;
@@ -158,7 +158,7 @@ fn a_request_that_crosses_the_drain_on_an_idle_connection_gets_a_response() {
 #[test]
 fn a_leaving_proxy_serves_requests_with_connection_close() {
     run(async {
-        let (app, _go) = start_patient().await;
+        let (app, _go) = start_releasable().await;
         let mesh = Mesh::permissive(app.address).await;
         let listener_kind = ListenerKind::Outbound { service: test_service(), port: PORT };
         let (listener, _thread, _commands) = data_thread(&mesh.client, listener_kind).await;
@@ -206,7 +206,7 @@ fn an_http2_client_reads_its_last_response_completely_after_the_drain() {
         client.send_bytes(frames::encode_frame(PING, 0, 0, &[1; 8])).await;
         let mut received = 0;
         while received < body.len() {
-            let data = client.frame_of(DATA).await.expect("the response is whole");
+            let data = client.read_frame_of_kind(DATA).await.expect("the complete response");
             received += data.payload.len();
         }
     });
@@ -222,7 +222,7 @@ const ACK: u8 = 1;
 #[test]
 fn the_sidecar_of_the_server_sends_goaway_and_serves_open_streams() {
     run(async {
-        let (app, release) = start_patient().await;
+        let (app, release) = start_releasable().await;
         let mesh = Mesh::permissive(app.address).await;
         let listener_kind = ListenerKind::Inbound { port: app.address.port() };
         let (inbound, thread, _commands) = data_thread(&mesh.server, listener_kind).await;
@@ -236,8 +236,8 @@ fn the_sidecar_of_the_server_sends_goaway_and_serves_open_streams() {
         wait_until(|| app.accepted.get() == 20).await;
         mesh.server.phase.send_replace(Phase::Draining);
         // The other server takes new requests from now on; none is rejected in between.
-        let other = Application::with_response(OK).await;
-        let (_server, endpoint) = mesh.start_server("ratings-2", other.address).await;
+        let second_app = Application::with_response(OK).await;
+        let (_server, endpoint) = mesh.start_server("ratings-2", second_app.address).await;
         mesh.route_to(&[
             super::fixture::meshed_endpoint("ratings-1", inbound, "ratings"),
             endpoint,
@@ -263,7 +263,7 @@ fn the_sidecar_of_the_server_sends_goaway_and_serves_open_streams() {
 #[test]
 fn a_drain_of_the_client_does_not_end_streams_that_the_server_serves() {
     run(async {
-        let (app, release) = start_patient().await;
+        let (app, release) = start_releasable().await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         client.send_bytes(GET).await;
@@ -283,7 +283,7 @@ fn a_drain_of_the_client_does_not_end_streams_that_the_server_serves() {
 #[test]
 fn a_drain_ends_after_its_timeout() {
     run(async {
-        let (app, _go) = start_patient().await;
+        let (app, _go) = start_releasable().await;
         let mut setup = Setup::default();
         setup.limits.drain_timeout = Duration::from_millis(100);
         let mesh = Mesh::new(app.address, setup).await;

@@ -71,7 +71,7 @@ fn each_request_is_allowed_or_denied_by_its_host() {
         );
         let response = client.send_request(&request_for("api.example")).await;
         assert_eq!(response.verdict(), (403, Some("egress-denied")));
-        // A rule by address needs no host.
+        // A rule by address applies without a host.
         mesh.set_egress_rules(app.address, vec![egress_rule(MatchedBy::Address, app.address, &[])]);
         assert_eq!(client.send_request(&request_for("api.example")).await.status, 200);
     });

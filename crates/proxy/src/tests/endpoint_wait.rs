@@ -14,13 +14,13 @@ use crate::drain::Phase;
 
 const POST: &str = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello";
 
-/// The client expects the sidecar of a workload, and has these endpoints.
+/// Configures the client with these endpoints, and with a workload whose sidecar is expected.
 fn expect_sidecar(mesh: &Mesh, endpoints: &[Endpoint]) {
     let service = service_config(mesh.setup.protocol, endpoints);
     mesh.set_client_services(vec![ServiceConfig { awaited: true, ..service }]);
 }
 
-async fn of_protocol(protocol: Protocol) -> (Application, Mesh) {
+async fn start_mesh(protocol: Protocol) -> (Application, Mesh) {
     let app = Application::with_response(OK).await;
     let mesh = Mesh::new(app.address, Setup { protocol, ..Setup::default() }).await;
     (app, mesh)
@@ -30,7 +30,7 @@ async fn of_protocol(protocol: Protocol) -> (Application, Mesh) {
 fn a_request_waits_for_the_endpoint_of_a_workload_that_changed() {
     run(async {
         for protocol in [Protocol::Http, Protocol::Tcp, Protocol::Detect] {
-            let (app, mesh) = of_protocol(protocol).await;
+            let (app, mesh) = start_mesh(protocol).await;
             expect_sidecar(&mesh, &[]);
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(POST).await;
@@ -43,7 +43,7 @@ fn a_request_waits_for_the_endpoint_of_a_workload_that_changed() {
             assert_eq!(client.read_response().await.body_text(), "ok", "{protocol:?}");
             assert!(mesh.client.failure_counts().is_empty());
         }
-        let (_app, mesh) = of_protocol(Protocol::Http).await;
+        let (_app, mesh) = start_mesh(Protocol::Http).await;
         expect_sidecar(&mesh, &[]);
         let mut send = http2::connect_client(mesh.listener).await;
         let request = Request::get("http://ratings/").body(()).unwrap();
@@ -57,7 +57,7 @@ fn a_request_waits_for_the_endpoint_of_a_workload_that_changed() {
 #[test]
 fn the_wait_ends_without_an_expected_endpoint_without_the_client_and_with_the_drain() {
     run(async {
-        let (_app, mesh) = of_protocol(Protocol::Http).await;
+        let (_app, mesh) = start_mesh(Protocol::Http).await;
         let wait = async || {
             expect_sidecar(&mesh, &[]);
             let mut client = Client::connect(mesh.listener).await;
@@ -76,7 +76,7 @@ fn the_wait_ends_without_an_expected_endpoint_without_the_client_and_with_the_dr
         let expected = [("no-endpoint", 2), ("downstream-closed", 1)];
         assert_eq!(mesh.client.failure_counts(), expected.into());
 
-        let (_app, mesh) = of_protocol(Protocol::Tcp).await;
+        let (_app, mesh) = start_mesh(Protocol::Tcp).await;
         expect_sidecar(&mesh, &[]);
         let mut client = Client::connect(mesh.listener).await;
         client.send_bytes(GET).await;
@@ -87,7 +87,7 @@ fn the_wait_ends_without_an_expected_endpoint_without_the_client_and_with_the_dr
     });
 }
 
-/// The connection to the former endpoint fails after the client's sidecar has learned of the next one.
+/// The connection to the former endpoint fails after the client's sidecar has received the next one.
 #[test]
 fn a_request_to_a_removed_endpoint_is_routed_again() {
     run(async {
@@ -95,7 +95,7 @@ fn a_request_to_a_removed_endpoint_is_routed_again() {
             .into_iter()
             .flat_map(|protocol| [(protocol, false), (protocol, true)])
         {
-            let (app, mesh) = of_protocol(protocol).await;
+            let (app, mesh) = start_mesh(protocol).await;
             let former = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let at = former.local_addr().unwrap();
             mesh.route_to(&[meshed_endpoint("ratings-1", at, "ratings")]);
@@ -123,7 +123,7 @@ fn a_request_to_a_removed_endpoint_is_routed_again() {
 fn a_request_to_a_port_that_the_workload_lacks_is_routed_again() {
     run(async {
         for protocol in [Protocol::Http, Protocol::Tcp] {
-            let (_former, mesh) = of_protocol(protocol).await;
+            let (_former, mesh) = start_mesh(protocol).await;
             assert_eq!(
                 Client::connect(mesh.listener).await.send_request(POST).await.body_text(),
                 "ok"
@@ -152,7 +152,7 @@ fn a_request_to_a_port_that_the_workload_lacks_is_routed_again() {
 #[test]
 fn a_request_does_not_wait_if_another_endpoint_exists() {
     run(async {
-        let (_app, mesh) = of_protocol(Protocol::Http).await;
+        let (_app, mesh) = start_mesh(Protocol::Http).await;
         expect_sidecar(&mesh, &[mesh.server_endpoint()]);
         assert_eq!(Client::connect(mesh.listener).await.send_request(GET).await.body_text(), "ok");
     });

@@ -51,12 +51,12 @@ fn redirect_rule(redirect: Redirect) -> RouteRule {
     RouteRule { actions, ..path_rule("/ratings", &[]) }
 }
 
-const ANSWER: &str = "HTTP/1.1 200 OK\r\nServer: app\r\nX-More: a\r\nX-Secret: 1\r\nx-kept: 2\r\n\
+const RESPONSE: &str = "HTTP/1.1 200 OK\r\nServer: app\r\nX-More: a\r\nX-Secret: 1\r\nx-kept: 2\r\n\
                       content-length: 2\r\n\r\nok";
 const REQUEST: &str = "GET /ratings/1?q=1 HTTP/1.1\r\nHost: ratings\r\nX-Set: old\r\nx-add: one\r\n\
                        X-Gone: 1\r\nx-kept: 2\r\n\r\n";
-/// Similar names, which CGI, WSGI, PHP and Rack equate with those of the rule.
-const RESPELLED: &str = "GET /ratings/1?q=1 HTTP/1.1\r\nHost: ratings\r\nX_Set: evil\r\nx.gone: 1\r\nx_add: one\r\n\r\n";
+/// A request with header names that CGI, WSGI, PHP and Rack treat like those of the rule.
+const REQUEST_WITH_EQUIVALENT_NAMES: &str = "GET /ratings/1?q=1 HTTP/1.1\r\nHost: ratings\r\nX_Set: evil\r\nx.gone: 1\r\nx_add: one\r\n\r\n";
 
 #[test]
 fn responses_of_the_sidecar_have_cors_headers_for_allowed_origins() {
@@ -96,7 +96,7 @@ fn responses_of_the_sidecar_have_cors_headers_for_allowed_origins() {
 #[test]
 fn request_and_response_headers_are_edited() {
     run(async {
-        let app = Application::with_response(ANSWER).await;
+        let app = Application::with_response(RESPONSE).await;
         let mesh = Mesh::permissive(app.address).await;
         mesh.set_client_services(routed_services(&mesh, vec![editing_rule()]));
         let mut client = Client::connect(mesh.listener).await;
@@ -144,10 +144,11 @@ fn request_and_response_headers_are_edited() {
 #[test]
 fn headers_with_equivalent_names_are_set_and_removed() {
     run(async {
-        let app = Application::with_response(ANSWER).await;
+        let app = Application::with_response(RESPONSE).await;
         let mesh = Mesh::permissive(app.address).await;
         mesh.set_client_services(routed_services(&mesh, vec![editing_rule()]));
-        let response = Client::connect(mesh.listener).await.send_request(RESPELLED).await;
+        let response =
+            Client::connect(mesh.listener).await.send_request(REQUEST_WITH_EQUIVALENT_NAMES).await;
         assert_eq!(response.status, 200);
         let head = &app.received_requests()[0].head;
         let fields = parse_fields(head);

@@ -46,7 +46,7 @@ mod short;
 pub(crate) use application::Application;
 pub(crate) use client::{Client, End, ReceivedMessage};
 pub(crate) use peer::{Peer, tls_accept, tls_connect, tls_connect_narrow};
-pub(crate) use short::Short;
+pub(crate) use short::ShortConnectionServer;
 
 /// The port of the service that all tests call.
 pub(crate) const PORT: u16 = 9080;
@@ -65,14 +65,14 @@ pub(crate) fn run(test: impl Future<Output = ()>) {
     }));
 }
 
-/// Yields until `is_so`; the sockets are polled each time.
-pub(crate) async fn wait_until(is_so: impl Fn() -> bool) {
-    while !is_so() {
+/// Yields until `condition` is true; the sockets are polled each time.
+pub(crate) async fn wait_until(condition: impl Fn() -> bool) {
+    while !condition() {
         tokio::task::yield_now().await;
     }
 }
 
-/// Yields until `value` has been stable for so many turns that it will not change.
+/// Yields until `value` has not changed for [`SETTLED_TURNS`] turns of the event loop, and returns it.
 pub(crate) async fn wait_until_stable(value: impl Fn() -> usize) -> usize {
     let (mut last, mut turns) = (value(), 0);
     while turns < SETTLED_TURNS {
@@ -211,7 +211,7 @@ impl Mesh {
         self.set_checks_with_services(checks, limits, Vec::new());
     }
 
-    /// The same, with these services in the server's configuration.
+    /// Replaces the check services, limits and services in the server's configuration.
     pub(crate) fn set_checks_with_services(
         &self,
         checks: Vec<PortCheck>,
@@ -251,12 +251,12 @@ impl Mesh {
         meshed_endpoint("ratings-1", self.inbound, "ratings")
     }
 
-    /// Makes these the endpoints of the service at the client.
+    /// Replaces the endpoints of the service in the client's configuration.
     pub(crate) fn route_to(&self, endpoints: &[Endpoint]) {
         self.set_client_services(vec![service_config(self.setup.protocol, endpoints)]);
     }
 
-    /// Makes these all services of the client's configuration.
+    /// Replaces all services of the client's configuration.
     pub(crate) fn set_client_services(&self, services: Vec<ServiceConfig>) {
         self.client.apply_config(proxy_config("productpage", Access::AllowAll), services);
     }
@@ -266,7 +266,7 @@ impl Mesh {
         self.set_access_and_policy(access, InboundPolicy::default());
     }
 
-    /// The same, with an inbound policy.
+    /// Replaces the authorization of the server and its inbound policy.
     pub(crate) fn set_access_and_policy(&self, access: Access, inbound: InboundPolicy) {
         let workload_config = serving_config(&self.server, self.setup.protocol, access);
         self.server.apply_config(WorkloadConfig { inbound, ..workload_config }, Vec::new());
@@ -346,7 +346,7 @@ impl Sidecar {
         self.worker.config_store.replace_credential(credential);
     }
 
-    /// Takes the receivers of its log entries and spans.
+    /// Takes the receivers of this sidecar's log entries and spans.
     pub(crate) fn take_receivers(
         &mut self,
     ) -> (mpsc::Receiver<Arc<TraceEntry>>, mpsc::Receiver<Arc<TraceEntry>>) {
@@ -402,7 +402,7 @@ impl Sidecar {
         address
     }
 
-    /// Returns its request counts by series.
+    /// Returns the request counts of this sidecar by series.
     pub(crate) fn series_summaries(&self) -> Vec<SeriesSummary> {
         self.telemetry.series_summaries()
     }
@@ -525,7 +525,7 @@ pub(crate) fn closed_port() -> SocketAddr {
     thread_local! {
         static HELD: RefCell<Vec<Socket>> = const { RefCell::new(Vec::new()) };
     }
-    // Bound, so that the kernel does not assign it again before this test has ended, but not listening.
+    // The socket stays bound, so that the kernel does not assign the port again before the test has ended.
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
     let address = socket.local_addr().unwrap().as_socket().unwrap();
@@ -533,9 +533,9 @@ pub(crate) fn closed_port() -> SocketAddr {
     address
 }
 
-/// Longer than any test takes, even on a busy machine.
+/// The time after which a wait in a test fails.
 const MAX_WAIT: Duration = Duration::from_secs(60);
-/// Turns of the event loop after which no more events are pending.
+/// The number of turns of the event loop after which no more events are pending.
 const SETTLED_TURNS: usize = 3000;
 
 /// Returns a policy that limits the application's concurrent requests.

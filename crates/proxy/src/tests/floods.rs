@@ -27,12 +27,12 @@ trait Stream: AsyncRead + AsyncWrite + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
 type FloodingClient = Client<Box<dyn Stream>>;
 
-/// The path of the attacker.
+/// The path of the flooding client to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AttackPath {
     /// The application itself, through its own sidecar.
     OutboundListener,
-    /// Without mutual TLS, at a port that allows it.
+    /// A connection without mutual TLS, at a port that allows it.
     Clear,
     /// A peer without a sidecar.
     Tls,
@@ -41,17 +41,17 @@ enum AttackPath {
 const ATTACK_PATHS: [AttackPath; 3] =
     [AttackPath::OutboundListener, AttackPath::Clear, AttackPath::Tls];
 
-/// A mesh, a client with a half-sent request, and a connection of a bystander.
+/// A mesh with a request in progress, and a connection of another client that must not be affected.
 struct FloodFixture {
     mesh: Mesh,
     app: Application,
-    /// Requests that the application has received and not answered.
+    /// The number of requests that the application has received and not responded to.
     held: Rc<Cell<usize>>,
     unmeshed_workload: Client<TcpStream>,
 }
 
 impl FloodFixture {
-    /// Starts an application that answers POST requests only.
+    /// Starts an application that responds to POST requests only.
     async fn new() -> Self {
         Self::with_setup(Setup::default()).await
     }
@@ -97,23 +97,24 @@ impl FloodFixture {
         let mut flooding_client = Client::new(stream);
         flooding_client.send_bytes(OPENING).await;
         assert_eq!(
-            flooding_client.read_frame().await.expect("it is let in").kind,
+            flooding_client.read_frame().await.expect("the connection is accepted").kind,
             SETTINGS,
             "{attack_path:?}"
         );
         flooding_client
     }
 
-    fn in_flight(&self) -> u64 {
+    fn requests_in_flight(&self) -> u64 {
         self.mesh.server.telemetry.gauge(Gauge::RequestsInFlight)
     }
 
-    /// The bystander's request succeeds, and no request of the attacker is left.
+    /// Asserts that the request of another client succeeds and that no request of the flooding client is in
+    /// progress.
     async fn expect_recovery(mut self) {
         self.unmeshed_workload.send_bytes("ore").await;
         let response = self.unmeshed_workload.read_response().await;
         assert_eq!((response.status, response.body_text()), (200, "before"));
-        wait_until(|| self.in_flight() == 0).await;
+        wait_until(|| self.requests_in_flight() == 0).await;
         assert_eq!(self.app.accepted.get(), 1, "the application's connection is the same");
     }
 }
@@ -134,7 +135,7 @@ async fn send_repeatedly(
         tokio::task::yield_now().await;
     }
     drop(flooding_client.stream.flush().await);
-    (flooding_client.frame_of(GOAWAY).await.map(|frame| frame.error_code()), sent)
+    (flooding_client.read_frame_of_kind(GOAWAY).await.map(|frame| frame.error_code()), sent)
 }
 
 const ENHANCE_YOUR_CALM: u32 = 11;
@@ -157,7 +158,7 @@ fn a_head_of_endless_continuations_ends_its_connection() {
                     send_repeatedly(&mut flooding_client, &begun_request, &more, 10_000).await;
                 let expected = [None, Some(ENHANCE_YOUR_CALM), Some(PROTOCOL_ERROR)];
                 assert!(expected.contains(&code), "{attack_path:?}: {code:?}");
-                assert!(sent < 10_000, "{attack_path:?}: all of them were taken");
+                assert!(sent < 10_000, "{attack_path:?}: all of them were read");
             }
             fixture.expect_recovery().await;
         }
@@ -177,7 +178,7 @@ fn an_incomplete_head_has_the_timeout_of_a_silent_connection() {
         flooding_client
             .send_bytes(frames::encode_frame(HEADERS, 0, 1, &frames::request_block("GET", "/")))
             .await;
-        let goodbye = flooding_client.frame_of(GOAWAY).await.expect("it is told");
+        let goodbye = flooding_client.read_frame_of_kind(GOAWAY).await.expect("a GOAWAY frame");
         assert_eq!(goodbye.error_code(), 0);
         assert!(app.received_requests().is_empty());
     });
@@ -197,26 +198,29 @@ fn unread_responses_to_pings_and_settings_stop_reading() {
             socket.set_recv_buffer_size(4096).unwrap();
             let mut flooding_client = Client::new(socket.connect(narrow).await.unwrap());
             flooding_client.send_bytes(OPENING).await;
-            assert_eq!(flooding_client.read_frame().await.expect("it is let in").kind, SETTINGS);
+            assert_eq!(
+                flooding_client.read_frame().await.expect("the connection is accepted").kind,
+                SETTINGS
+            );
             let mut tcp = flooding_client.stream;
             let sent_bytes = Rc::new(Cell::new(0));
             let (count, many) = (sent_bytes.clone(), frame.repeat(100));
             let flood = tokio::task::spawn_local(async move {
-                while count.get() < FLOOD && tcp.write_all(&many).await.is_ok() {
+                while count.get() < FLOOD_BYTES && tcp.write_all(&many).await.is_ok() {
                     count.set(count.get() + many.len());
                 }
                 std::future::pending::<()>().await;
             });
             let sent_bytes = wait_until_stable(|| sent_bytes.get()).await;
-            assert!(sent_bytes < FLOOD, "{sent_bytes} bytes of frames were taken");
+            assert!(sent_bytes < FLOOD_BYTES, "{sent_bytes} bytes of frames were read");
             flood.abort();
             fixture.expect_recovery().await;
         }
     });
 }
 
-/// Far more than the kernel buffers for narrow sockets.
-const FLOOD: usize = 16 * 1024 * 1024;
+/// A number of bytes that far exceeds the buffers of narrow sockets.
+const FLOOD_BYTES: usize = 16 * 1024 * 1024;
 
 /// CVE-2023-44487: streams that are opened and reset at once.
 #[test]
@@ -233,14 +237,15 @@ fn streams_that_are_reset_at_once_end_their_connection() {
             }
             drop(flooding_client.stream.write_all(&burst).await);
             drop(flooding_client.stream.flush().await);
-            let code = flooding_client.frame_of(GOAWAY).await.map(|frame| frame.error_code());
+            let code =
+                flooding_client.read_frame_of_kind(GOAWAY).await.map(|frame| frame.error_code());
             assert!([None, Some(ENHANCE_YOUR_CALM)].contains(&code), "{attack_path:?}: {code:?}");
             fixture.expect_recovery().await;
         }
     });
 }
 
-/// The same with pauses: each stream is processed, and has cost an exchange, before its reset.
+/// Each stream is reset only after the sidecar has processed it and begun its exchange.
 #[test]
 fn streams_reset_one_by_one_end_the_connection_of_a_peer_without_a_sidecar() {
     run(async {
@@ -257,7 +262,7 @@ fn streams_reset_one_by_one_end_the_connection_of_a_peer_without_a_sidecar() {
                 tokio::select! {
                     biased;
                     () = wait_until(|| fixture.held.get() == 50) => {}
-                    goodbye = flooding_client.frame_of(GOAWAY) => break goodbye.map(|frame| frame.error_code()),
+                    goodbye = flooding_client.read_frame_of_kind(GOAWAY) => break goodbye.map(|frame| frame.error_code()),
                 }
                 flooding_client.stream.write_all(&reset_frames(&streams)).await.unwrap();
                 wait_until(|| fixture.held.get() == 0).await;
@@ -298,13 +303,14 @@ fn a_flood_of_empty_data_frames_ends_the_connection() {
             let begun_request =
                 frames::encode_frame(HEADERS, END_HEADERS, 1, &frames::request_block("POST", "/"));
             flooding_client.send_bytes(begun_request).await;
-            let many = frames::encode_frame(DATA, 0, 1, &[]).repeat(100);
+            let empty_frames = frames::encode_frame(DATA, 0, 1, &[]).repeat(100);
             for _ in 0..500 {
-                if flooding_client.stream.write_all(&many).await.is_err() {
+                if flooding_client.stream.write_all(&empty_frames).await.is_err() {
                     break;
                 }
             }
-            let code = flooding_client.frame_of(GOAWAY).await.map(|frame| frame.error_code());
+            let code =
+                flooding_client.read_frame_of_kind(GOAWAY).await.map(|frame| frame.error_code());
             assert!([None, Some(ENHANCE_YOUR_CALM)].contains(&code), "{attack_path:?}: {code:?}");
             fixture.expect_recovery().await;
         }
@@ -317,7 +323,7 @@ fn a_long_response_survives_thousands_of_canceled_requests() {
     run(async {
         let mut fixture = FloodFixture::new().await;
         let mut flooding_client = fixture.connect_client(AttackPath::OutboundListener).await;
-        // More than the limit of a link.
+        // More requests than one link permits resets.
         for number in 0..50 {
             let streams = round_streams(number, 100);
             flooding_client.send_bytes(request_frames(&streams)).await;

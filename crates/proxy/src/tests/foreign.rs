@@ -17,7 +17,7 @@ fn a_server_without_links_receives_http11() {
         let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
         let open = Rc::new(Cell::new(0));
         let count = open.clone();
-        let foreign = Application::start(move |client| {
+        let foreign_app = Application::start(move |client| {
             let (identity, count) = (identity.clone(), count.clone());
             async move {
                 let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP1]).await.unwrap();
@@ -35,7 +35,7 @@ fn a_server_without_links_receives_http11() {
             }
         })
         .await;
-        mesh.route_to(&[meshed_endpoint("foreign-1", foreign.address, "ratings")]);
+        mesh.route_to(&[meshed_endpoint("foreign-1", foreign_app.address, "ratings")]);
         let mut client = Client::connect(mesh.listener).await;
         for body in ["", "some bytes", ""] {
             let response = client
@@ -46,8 +46,8 @@ fn a_server_without_links_receives_http11() {
                 .await;
             assert_eq!(response.body_text(), body);
         }
-        assert_eq!(foreign.accepted.get(), 1, "its connection is kept");
-        // Each request in progress has a connection of its own.
+        assert_eq!(foreign_app.accepted.get(), 1, "its connection is kept");
+        // Each request in progress has its own connection.
         let mut other_clients = Vec::new();
         for _ in 0..10 {
             let mut other_client = Client::connect(mesh.listener).await;

@@ -19,22 +19,24 @@ use super::fixture::{
 use super::{filters, http2, routes};
 use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
-/// A foreign server, its number of HTTP/2 streams that began and have not ended well, and the trigger that ends
-/// its connections.
-struct Foreign {
+/// A mesh member that is not a Leno sidecar.
+struct ForeignServer {
     server: Application,
-    open: Rc<Cell<usize>>,
-    cut: Rc<Notify>,
+    /// The number of HTTP/2 streams that have begun and were not completed.
+    unfinished_streams: Rc<Cell<usize>>,
+    /// Closes all connections when notified.
+    disconnect: Rc<Notify>,
 }
 
 /// Starts a mesh member with `identity` that prefers HTTP/2 and accepts `streams` concurrent streams per
 /// connection. It reports the request and echoes the body; over HTTP/1.1 it upgrades.
-async fn start_foreign(identity: Credential, streams: u32) -> Foreign {
-    let (identity, open) = (Rc::new(identity), Rc::new(Cell::new(0)));
-    let cut = Rc::new(Notify::new());
-    let (count, cutting) = (open.clone(), cut.clone());
+async fn start_foreign(identity: Credential, streams: u32) -> ForeignServer {
+    let (identity, unfinished_streams) = (Rc::new(identity), Rc::new(Cell::new(0)));
+    let disconnect = Rc::new(Notify::new());
+    let (stream_count, disconnect_server) = (unfinished_streams.clone(), disconnect.clone());
     let server = Application::start(move |client| {
-        let (identity, count, cut) = (identity.clone(), count.clone(), cutting.clone());
+        let (identity, count, disconnected) =
+            (identity.clone(), stream_count.clone(), disconnect_server.clone());
         async move {
             let offered = &[ALPN_HTTP2, ALPN_HTTP1];
             let Ok(tls) = tls_accept(client.stream, &identity, offered).await else { return };
@@ -58,7 +60,7 @@ async fn start_foreign(identity: Credential, streams: u32) -> Foreign {
             loop {
                 let accepted = tokio::select! {
                     accepted = connection.accept() => accepted,
-                    () = cut.notified() => return,
+                    () = disconnected.notified() => return,
                 };
                 let Some(Ok((request, mut respond))) = accepted else { return };
                 let count = count.clone();
@@ -70,8 +72,9 @@ async fn start_foreign(identity: Credential, streams: u32) -> Foreign {
                         .header("server", "foreign")
                         .header("saw", parts.uri.to_string());
                     for name in ["x-set", "x-gone", "content-type"] {
-                        head =
-                            reported(name).into_iter().fold(head, |head, it| head.header(name, it));
+                        head = reported(name)
+                            .into_iter()
+                            .fold(head, |head, value| head.header(name, value));
                     }
                     let Some(received) = read_body(body).await else { return };
                     let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
@@ -85,10 +88,10 @@ async fn start_foreign(identity: Credential, streams: u32) -> Foreign {
         }
     })
     .await;
-    Foreign { server, open, cut }
+    ForeignServer { server, unfinished_streams, disconnect }
 }
 
-/// Reads a body; `None` if it breaks.
+/// Reads a body; `None` if it is incomplete.
 async fn read_body(mut body: RecvStream) -> Option<Vec<u8>> {
     let mut received = Vec::new();
     while let Some(piece) = body.data().await {
@@ -104,7 +107,7 @@ async fn foreign_mesh() -> Mesh {
     Mesh::new("127.0.0.1:1".parse::<SocketAddr>().unwrap(), setup).await
 }
 
-fn route_to_foreign(mesh: &Mesh, foreign: &Foreign) {
+fn route_to_foreign(mesh: &Mesh, foreign: &ForeignServer) {
     mesh.route_to(&[meshed_endpoint("foreign-1", foreign.server.address, "ratings")]);
 }
 
@@ -122,7 +125,7 @@ fn requests_of_both_http_versions_share_one_connection() {
                 .await;
             other_clients.push(other_client);
         }
-        wait_until(|| foreign.open.get() == 20).await;
+        wait_until(|| foreign.unfinished_streams.get() == 20).await;
         for other_client in &mut other_clients {
             other_client.send_bytes("c").await;
             let reply = other_client.read_response().await;
@@ -156,7 +159,7 @@ fn with_few_streams_per_connection_more_are_opened_and_then_requests_wait() {
             clients.push(client);
         }
         // One thread opens at most eight connections to one server.
-        wait_until(|| foreign.open.get() == 16).await;
+        wait_until(|| foreign.unfinished_streams.get() == 16).await;
         for client in &mut clients {
             client.send_bytes("c").await;
         }
@@ -265,9 +268,9 @@ fn a_request_that_waits_for_a_stream_uses_the_next_connection() {
             client.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
             clients.push(client);
         }
-        wait_until(|| foreign.open.get() == 8).await;
-        foreign.cut.notify_waiters();
-        wait_until(|| foreign.open.get() == 16).await;
+        wait_until(|| foreign.unfinished_streams.get() == 8).await;
+        foreign.disconnect.notify_waiters();
+        wait_until(|| foreign.unfinished_streams.get() == 16).await;
         for client in &mut clients {
             client.send_bytes("c").await;
         }

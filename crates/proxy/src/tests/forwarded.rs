@@ -499,14 +499,14 @@ fn counts_survive_changes_of_other_policies_and_endpoints() {
         let (app1, app2) =
             (Application::with_response(BROKEN).await, Application::with_response(BROKEN).await);
         let canary = Canary::new([&app1, &app2], Protocol::Http).await;
-        let called = || ejecting_policy("called", 3, None);
-        canary.apply_policies(called(), no_policies());
+        let called_port_policy = || ejecting_policy("called", 3, None);
+        canary.apply_policies(called_port_policy(), no_policies());
         let mut client = Client::connect(canary.mesh.listener).await;
         while canary.client_count(Count::EndpointEjectedForConsecutive) < 2 {
             client.send_request(GET).await;
         }
         // The same policies with other routes: the state is kept.
-        canary.apply_policies(called(), no_policies());
+        canary.apply_policies(called_port_policy(), no_policies());
         assert_eq!(client.send_request(GET).await.verdict(), (503, Some("no-endpoint")));
         // A policy that is removed returns its ejected endpoints.
         canary.apply_policies(TrafficPolicy::default(), no_policies());

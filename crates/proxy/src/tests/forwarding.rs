@@ -45,7 +45,7 @@ fn claims_of_a_request_about_its_sender_are_removed() {
         assert_eq!(mesh.server.series_summaries()[0].labels.peer, "bookinfo/productpage");
         let mut text = String::new();
         let trace_entry = mesh.server.log.try_recv().expect("a line");
-        crate::access_log::append_line(&trace_entry, &leno_model::LogFormat::Json, &mut text);
+        crate::access_log::append_log_line(&trace_entry, &leno_model::LogFormat::Json, &mut text);
         let line: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(line["peer"], "bookinfo/productpage");
         assert_eq!(mesh.server.telemetry.count(Count::Retries), 0);
@@ -87,7 +87,7 @@ fn a_final_response_without_a_date_gets_one() {
         assert_eq!((interim.status, interim.field_value("date")), (103, None));
         assert!(last.status == 204 && last.field_value("date").is_some());
 
-        // The same for an HTTP/2 client, and for a sidecar's own responses.
+        // An HTTP/2 client and the sidecar's own responses get a date as well.
         let mut client = connect_client(http2.listener).await;
         let request = grpc_request("/bare");
         let response = client.send_request(request, true).unwrap().0.await.unwrap();

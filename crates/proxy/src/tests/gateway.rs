@@ -13,9 +13,9 @@ use leno_model::{
 use leno_telemetry::Count;
 use tokio::io::AsyncWriteExt as _;
 
-use super::fixture::{Application, Client, End, OK, Setup, Short, run, wait_until};
+use super::fixture::{Application, Client, End, OK, Setup, ShortConnectionServer, run, wait_until};
 use super::http2::{connect_client, grpc_request, read_body, start_application};
-use super::prior_knowledge::without_http2;
+use super::prior_knowledge::start_without_http2;
 use crate::config::Limits;
 use fixture::{
     GatewayFixture, HTTP, TCP, backends_to, gateway_listener, host_rules, http_port, path_rule,
@@ -296,7 +296,8 @@ fn an_endpoint_without_a_listener_is_skipped() {
 #[test]
 fn an_application_without_http2_is_skipped() {
     run(async {
-        let without = without_http2("HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n").await;
+        let without =
+            start_without_http2("HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n").await;
         let with = start_application(|_, mut respond| async move {
             respond.send_response(http::Response::new(()), true).unwrap();
         })
@@ -421,7 +422,7 @@ fn mirrored_requests_reach_applications_without_a_sidecar() {
 #[test]
 fn mirrored_requests_that_an_http2_server_did_not_process_are_sent_again() {
     run(async {
-        let (app, copied) = (start_mirror("meshed").await, Short::start(1).await);
+        let (app, copied) = (start_mirror("meshed").await, ShortConnectionServer::start(1).await);
         let gateway =
             GatewayFixture::new(app.address, Protocol::Http2, copied.application.address).await;
         let mut copying = path_rule("/", backends_to("ratings"));

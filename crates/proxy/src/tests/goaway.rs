@@ -12,14 +12,15 @@ use super::fixture::frames::{
 };
 use super::fixture::narrow::{Surplus, start_narrow};
 use super::fixture::{
-    Application, Client, Mesh, Short, meshed_endpoint, run, service_config, wait_until,
+    Application, Client, Mesh, ShortConnectionServer, meshed_endpoint, run, service_config,
+    wait_until,
 };
 use super::http2::{http2_mesh, read_body, start_application};
 use crate::http::replay;
 
-/// Starts an HTTP/2 application that answers the first complete request with `rejects`, given its stream ID,
-/// and others with 200 and the body.
-async fn start_rejecting(rejects: fn(u32) -> Vec<u8>) -> Application {
+/// Starts an HTTP/2 application that responds to the first complete request with the frames of
+/// `rejection_frames`, given its stream ID, and to others with 200 and the body.
+async fn start_rejecting(rejection_frames: fn(u32) -> Vec<u8>) -> Application {
     let is_first = Rc::new(Cell::new(true));
     Application::start(move |mut client| {
         let is_first = is_first.clone();
@@ -39,7 +40,7 @@ async fn start_rejecting(rejects: fn(u32) -> Vec<u8>) -> Application {
                 }
                 if is_first.replace(false) {
                     body.clear();
-                    client.send_bytes(rejects(stream)).await;
+                    client.send_bytes(rejection_frames(stream)).await;
                 } else {
                     let head = frames::encode_frame(HEADERS, frames::END_HEADERS, stream, &[0x88]);
                     let data =
@@ -84,7 +85,7 @@ fn a_request_above_the_last_stream_is_sent_again_with_any_method() {
 fn a_request_up_to_the_last_stream_is_sent_again_only_if_that_is_safe() {
     run(async {
         for (method, times) in [("POST", 1), ("GET", 2)] {
-            // It may have begun the request before it closes the connection.
+            // The server may have begun the request before it closes the connection.
             let app = Application::start(|mut client| async move {
                 client.read_exactly(24).await;
                 client.send_bytes(&OPENING[24..]).await;
@@ -115,8 +116,8 @@ enum UnusedConnectionEnd {
     GoawayAtFirstStream,
 }
 
-/// Starts an HTTP/2 application that ends connections without processing a stream, as `connection_end` determines by
-/// their number. It processes one stream of each other one.
+/// Starts an HTTP/2 application that ends connections without processing a stream, as `connection_end`
+/// determines by their number. It processes one stream of each other one.
 async fn start_closing_application(
     connection_end: impl Fn(usize) -> Option<UnusedConnectionEnd> + 'static,
 ) -> Application {
@@ -131,7 +132,7 @@ async fn start_closing_application(
             }
             client.send_bytes(&OPENING[24..]).await;
             if matches!(connection_end, Some(UnusedConnectionEnd::Goaway)) {
-                // It does not close its side.
+                // The server does not close its side.
                 client.send_bytes(goaway_frame(0)).await;
                 return pending().await;
             }
@@ -263,7 +264,7 @@ async fn send_requests(mesh: &Mesh, requests: usize, request: &str) -> Vec<(u16,
 fn requests_are_sent_again_as_long_as_each_connection_processes_some() {
     run(async {
         for streams in [1, 3, 10] {
-            let app = Short::start(streams).await;
+            let app = ShortConnectionServer::start(streams).await;
             let mesh = http2_mesh(app.application.address, Protocol::Http2).await;
             for (request, body) in [
                 ("GET / HTTP/1.1\r\nhost: x\r\n\r\n", &b""[..]),
@@ -283,7 +284,7 @@ fn requests_are_sent_again_as_long_as_each_connection_processes_some() {
 #[test]
 fn a_connection_gets_no_more_streams_than_the_server_processed_before() {
     run(async {
-        let app = Short::start(5).await;
+        let app = ShortConnectionServer::start(5).await;
         let mesh = http2_mesh(app.application.address, Protocol::Http2).await;
         send_requests(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
         app.take_refused();
@@ -308,7 +309,7 @@ fn a_connection_gets_no_more_streams_than_the_server_processed_before() {
 #[test]
 fn a_single_connection_that_ended_early_sets_no_stream_limit() {
     run(async {
-        let app = Short::close_once(3).await;
+        let app = ShortConnectionServer::close_once(3).await;
         let mesh = http2_mesh(app.application.address, Protocol::Http2).await;
         for _ in 0..5 {
             let responses = send_requests(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
@@ -328,7 +329,7 @@ fn a_single_connection_that_ended_early_sets_no_stream_limit() {
 fn a_request_refused_by_one_server_is_sent_to_another_soon() {
     run(async {
         let refused_count = Rc::new(Cell::new(0));
-        let serving = async |refuses: bool| {
+        let start_server = async |refuses: bool| {
             let refused_count = refused_count.clone();
             start_application(move |request, mut respond| {
                 let refused_count = refused_count.clone();
@@ -342,7 +343,7 @@ fn a_request_refused_by_one_server_is_sent_to_another_soon() {
             })
             .await
         };
-        let (refusing, accepting) = (serving(true).await, serving(false).await);
+        let (refusing, accepting) = (start_server(true).await, start_server(false).await);
         let mesh = http2_mesh(accepting.address, Protocol::Http2).await;
         let plain = |name: &str, application: &Application| Endpoint {
             account: None,
@@ -350,9 +351,9 @@ fn a_request_refused_by_one_server_is_sent_to_another_soon() {
         };
         let endpoints = [plain("ratings-1", &refusing), plain("ratings-2", &accepting)];
         mesh.set_client_services(vec![service_config(Protocol::Http2, &endpoints)]);
-        // Its other streams are processed throughout.
+        // The server processes the other streams of the connection.
         let (is_over, listener) = (Rc::new(Cell::new(false)), mesh.listener);
-        let asking = (0..4).map(|_| {
+        let clients = (0..4).map(|_| {
             let is_over = is_over.clone();
             tokio::task::spawn_local(async move {
                 let mut client = Client::connect(listener).await;
@@ -361,22 +362,22 @@ fn a_request_refused_by_one_server_is_sent_to_another_soon() {
                 }
             })
         });
-        let asking: Vec<_> = asking.collect();
+        let clients: Vec<_> = clients.collect();
         let posts = 20;
         let request = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc";
         let responses = send_requests(&mesh, posts, request).await;
         assert!(responses.iter().all(|(status, _)| *status == 200), "{responses:?}");
-        assert!(refused_count.get() > 0, "some requests were sent to the one that refuses them");
+        assert!(refused_count.get() > 0, "some requests were sent to the refusing server");
         assert!(refused_count.get() <= posts * 4, "{} refusals", refused_count.get());
 
-        // Without another server the refusals have a bound as well.
+        // Without another server, the number of attempts is limited as well.
         mesh.set_client_services(vec![service_config(Protocol::Http2, &endpoints[..1])]);
         refused_count.set(0);
         let responses = send_requests(&mesh, 1, request).await;
         assert_eq!(responses[0].0, 503, "{responses:?}");
         assert!(refused_count.get() <= 4 + 65, "{} refusals", refused_count.get());
         is_over.set(true);
-        for client in asking {
+        for client in clients {
             client.await.unwrap();
         }
     });
@@ -443,7 +444,7 @@ fn the_copy_of_a_body_is_released_when_the_response_starts() {
 fn a_server_that_refuses_all_streams_gets_few_connections() {
     run(async {
         for learned in [false, true] {
-            let app = Short::start(if learned { 3 } else { 0 }).await;
+            let app = ShortConnectionServer::start(if learned { 3 } else { 0 }).await;
             let mesh = http2_mesh(app.application.address, Protocol::Http2).await;
             if learned {
                 send_requests(&mesh, 20, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
@@ -461,7 +462,7 @@ fn a_server_that_refuses_all_streams_gets_few_connections() {
 #[test]
 fn a_refused_stream_waits_until_the_connection_processes_another_one() {
     run(async {
-        // It processes two streams at once, and does not announce that.
+        // The server processes two streams at once, and does not announce that limit.
         let busy = Rc::new(Cell::new(0));
         let app = start_application(move |_, mut respond| {
             let busy = busy.clone();

@@ -28,8 +28,8 @@ fn expected_counts(lines: &[(&str, u64)]) -> BTreeMap<String, u64> {
     lines.iter().map(|(line, count)| ((*line).to_owned(), *count)).collect()
 }
 
-/// Starts an application that answers `/trailers/N` with a message and a status, `/head/N` with a status alone,
-/// and `/silent` with a message and no status.
+/// Starts an application that responds to `/trailers/N` with a message and a status, `/head/N` with a status
+/// alone, and `/silent` with a message and no status.
 async fn start_grpc() -> Application {
     start_application(|request, mut respond| async move {
         let path = request.uri().path().to_owned();
@@ -96,7 +96,7 @@ fn both_sidecars_count_what_the_trailers_or_the_head_reported() {
         }
         let mut text = String::new();
         let entry = mesh.client.log.try_recv().expect("a line");
-        crate::access_log::append_line(&entry, &leno_model::LogFormat::Json, &mut text);
+        crate::access_log::append_log_line(&entry, &leno_model::LogFormat::Json, &mut text);
         let line: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(line["grpc_status"], "OK");
     });

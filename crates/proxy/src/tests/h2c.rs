@@ -37,7 +37,7 @@ async fn switch_protocol(client: &mut Client<TcpStream>) {
 async fn read_body(client: &mut Client<TcpStream>, stream: u32) -> Vec<u8> {
     let mut body = Vec::new();
     loop {
-        let frame = client.read_frame().await.expect("an answer");
+        let frame = client.read_frame().await.expect("a response");
         match frame.kind {
             HEADERS => assert_eq!((frame.stream, frame.payload[0]), (stream, STATUS_200)),
             DATA => {
@@ -67,15 +67,15 @@ fn both_listeners(mesh: &Mesh) -> [SocketAddr; 2] {
 #[test]
 fn an_h2c_offer_is_accepted_for_any_protocol_of_the_application() {
     run(async {
-        let old = Application::with_response(OK).await;
-        let new = http2::start_application(|request, mut respond| async move {
+        let http1_app = Application::with_response(OK).await;
+        let http2_app = http2::start_application(|request, mut respond| async move {
             assert_eq!(request.uri().path_and_query().unwrap().as_str(), "/a?b=%20");
             assert_eq!(request.headers()["x-name"], "some value");
             let mut stream = respond.send_response(Response::new(()), false).unwrap();
             stream.send_data(Bytes::from_static(b"ok"), true).unwrap();
         })
         .await;
-        for (app, protocol) in [(&old, Protocol::Http), (&new, Protocol::Http2)] {
+        for (app, protocol) in [(&http1_app, Protocol::Http), (&http2_app, Protocol::Http2)] {
             let mesh = http2::http2_mesh(app.address, protocol).await;
             mesh.accept_plaintext(Access::AllowAll);
             for listener in both_listeners(&mesh) {
@@ -97,14 +97,14 @@ fn an_h2c_offer_is_accepted_for_any_protocol_of_the_application() {
                 mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty()
             );
         }
-        for request in &old.received_requests() {
+        for request in &http1_app.received_requests() {
             assert!(request.head.starts_with("GET /a?b=%20 HTTP/1.1"), "{}", request.head);
             assert_eq!(request.field_value("x-name"), Some("some value"));
             for gone in ["upgrade", "http2-settings", "connection"] {
                 assert_eq!(request.field_value(gone).filter(|value| *value != "keep-alive"), None);
             }
         }
-        assert_eq!(old.received_requests().len(), 4);
+        assert_eq!(http1_app.received_requests().len(), 4);
     });
 }
 
@@ -167,8 +167,11 @@ fn a_malformed_h2c_offer_gets_a_response_in_http11() {
             assert_eq!(client.send_request(&offer).await.body_text(), "ok", "{offer}");
         }
         // HTTP/1.0 has no upgrades, and inside TLS the protocol is selected by ALPN.
-        let old = changed("HTTP/1.1", "HTTP/1.0");
-        assert_eq!(Client::connect(mesh.listener).await.send_request(&old).await.body_text(), "ok");
+        let http10_request = changed("HTTP/1.1", "HTTP/1.0");
+        assert_eq!(
+            Client::connect(mesh.listener).await.send_request(&http10_request).await.body_text(),
+            "ok"
+        );
         let identity = test_credential(&mesh.authority, "foreign");
         let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
         assert_eq!(Client::new(tls).send_request(OFFER).await.body_text(), "ok");
@@ -192,7 +195,7 @@ fn an_h2c_offer_without_a_preface_is_ignored() {
             // The first frame must be SETTINGS.
             client.send_bytes([noise, &frames::encode_frame(PING, 0, 0, &[0; 8])].concat()).await;
             while let Some(frame) = client.read_frame().await {
-                assert!(frame.stream == 0, "no request is answered: {frame:?}");
+                assert!(frame.stream == 0, "no request gets a response: {frame:?}");
             }
         }
         wait_until(|| mesh.client.telemetry.gauge(leno_telemetry::Gauge::RequestsInFlight) == 0)

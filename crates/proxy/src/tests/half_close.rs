@@ -1,4 +1,4 @@
-//! Half-close of a client: after a complete request it is not a departure.
+//! Clients that half-close after a complete request still get their response.
 
 use std::rc::Rc;
 
@@ -12,8 +12,8 @@ use super::http2;
 
 const GET_LATE: &str = "GET /late HTTP/1.1\r\nhost: x\r\n\r\n";
 
-/// Starts an application that answers requests for `/late` when released, and others at once.
-async fn start_patient() -> (Application, Rc<Notify>) {
+/// Starts an application that responds to requests for `/late` when released, and to others at once.
+async fn start_releasable() -> (Application, Rc<Notify>) {
     let released = Rc::new(Notify::new());
     let release = released.clone();
     let app = Application::start(move |mut client| {
@@ -51,7 +51,7 @@ async fn read_response(client: &mut Client<tokio::net::TcpStream>) -> ReceivedMe
 #[test]
 fn an_http11_client_gets_its_response_after_half_closing() {
     run(async {
-        let (app, release) = start_patient().await;
+        let (app, release) = start_releasable().await;
         let mesh = Mesh::permissive(app.address).await;
         for request in [
             GET_LATE,
@@ -75,7 +75,7 @@ fn an_http11_client_gets_its_response_after_half_closing() {
 #[test]
 fn pipelined_requests_get_responses_after_half_closing() {
     run(async {
-        let (app, release) = start_patient().await;
+        let (app, release) = start_releasable().await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         client.send_bytes(GET_LATE.repeat(3)).await;
@@ -112,8 +112,8 @@ async fn http2_mesh(app: &Application) -> Mesh {
     http2::http2_mesh(app.address, Protocol::Http2).await
 }
 
-/// Starts an HTTP/2 application that answers each stream when released.
-async fn start_patient_http2() -> (Application, Rc<Notify>) {
+/// Starts an HTTP/2 application that responds on each stream when released.
+async fn start_releasable_http2() -> (Application, Rc<Notify>) {
     let released = Rc::new(Notify::new());
     let release = released.clone();
     let app = http2::start_application(move |request, mut respond| {
@@ -136,7 +136,7 @@ async fn start_patient_http2() -> (Application, Rc<Notify>) {
 #[test]
 fn complete_http2_streams_survive_half_closing() {
     run(async {
-        let (app, release) = start_patient_http2().await;
+        let (app, release) = start_releasable_http2().await;
         let mesh = http2_mesh(&app).await;
         let mut client = Client::connect(mesh.listener).await;
         let head = frames::request_block("GET", "/late");

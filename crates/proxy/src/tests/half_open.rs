@@ -9,7 +9,7 @@ use super::fixture::{
 };
 use crate::tls::{ALPN_HTTP1, ALPN_LINK};
 
-/// A small limit, so that ten times as many need few descriptors.
+/// The limit of half-open connections; small, so that ten times as many connections need few descriptors.
 pub(super) const MAX_HANDSHAKES: usize = 8;
 
 pub(super) fn narrow_setup() -> Setup {

@@ -14,7 +14,7 @@ async fn send_request(address: SocketAddr, method: &str, path: &str) -> (u16, St
     exchange_head(address, &format!("{method} {path} HTTP/1.1\r\nhost: x\r\n")).await
 }
 
-async fn ask_under(address: SocketAddr, host: &str, path: &str, fields: &str) -> (u16, String) {
+async fn get_with_host(address: SocketAddr, host: &str, path: &str, fields: &str) -> (u16, String) {
     exchange_head(address, &format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n{fields}")).await
 }
 
@@ -106,10 +106,10 @@ fn metrics_are_served_to_listed_clients_only() {
             let (stop_sender, stop) = tokio::sync::oneshot::channel();
             let requests = async {
                 let responses = [
-                    ask_under(health, host, "/metrics", "").await,
-                    ask_under(health, host, "/metrics", "sec-fetch-site: cross-site\r\n").await,
+                    get_with_host(health, host, "/metrics", "").await,
+                    get_with_host(health, host, "/metrics", "sec-fetch-site: cross-site\r\n").await,
                     // The kubelet may use any host name.
-                    ask_under(health, host, "/livez", "").await,
+                    get_with_host(health, host, "/livez", "").await,
                 ];
                 stop_sender.send(()).unwrap();
                 responses.map(|(status, _)| status)
@@ -160,7 +160,7 @@ fn the_admin_page_rejects_requests_of_other_sites() {
                     ("127.0.0.1", "origin: http://evil.example\r\n", Some(403)),
                     ("127.0.0.1", "origin: null\r\n", Some(403)),
                 ] {
-                    let (status, response) = ask_under(admin, host, path, fields).await;
+                    let (status, response) = get_with_host(admin, host, path, fields).await;
                     match expected {
                         Some(expected) => assert_eq!(status, expected, "{path} {host} {fields}"),
                         None => assert!(status != 421 && status != 403, "{path} {host} {fields}"),
@@ -177,7 +177,7 @@ fn the_admin_page_rejects_requests_of_other_sites() {
     });
 }
 
-/// The application answers after the client has half-closed (RFC 9112 §9.6).
+/// The application responds after the client has half-closed (RFC 9112 §9.6).
 #[test]
 fn a_client_that_half_closes_gets_its_response_from_each_page() {
     run(async {
@@ -204,7 +204,7 @@ fn a_client_that_half_closes_gets_its_response_from_each_page() {
                 client.write_all(request.as_bytes()).await.unwrap();
                 let (mut called, _) = application.accept().await.unwrap();
                 client.shutdown().await.unwrap();
-                // The page sees the half-close before the application answers.
+                // The page reads the half-close before the application responds.
                 for _ in 0..1000 {
                     tokio::task::yield_now().await;
                 }
@@ -224,7 +224,7 @@ fn a_client_that_half_closes_gets_its_response_from_each_page() {
 
 /// The host name may be that of another site (DNS rebinding).
 #[test]
-fn a_health_page_omits_the_reason_for_a_foreign_host_name() {
+fn a_health_page_omits_the_reason_for_the_host_name_of_a_web_site() {
     run(async {
         let healthy = Application::with_response(OK).await;
         let scratch = tempfile::tempdir().unwrap();
@@ -256,7 +256,7 @@ fn a_health_page_omits_the_reason_for_a_foreign_host_name() {
                 ("web", "/readyz", "host: web\r\n", 400, "send one\n"),
                 ("10.0.0.1", "http://evil.example/readyz", "", 503, "503 Service Unavailable\n"),
             ] {
-                let (actual_status, response) = ask_under(health, host, path, fields).await;
+                let (actual_status, response) = get_with_host(health, host, path, fields).await;
                 assert_eq!(actual_status, status, "{host} {path}: {response}");
                 assert!(response.ends_with(text), "{host} {path}: {response}");
             }

@@ -26,10 +26,10 @@ fn hedging_rule(methods: &[&str]) -> PortHedging {
 }
 
 const HEDGE_DELAY: Duration = Duration::from_millis(1);
-/// Long enough for a first attempt to arrive, and to be answered if the application answers.
+/// A delay in which a first attempt arrives, and gets its response if the application responds.
 const LONG_HEDGE_DELAY: Duration = Duration::from_secs(3);
 
-/// An application that answers with its name once it is released.
+/// An application that responds with its name once it is released.
 struct ReleasableApplication {
     app: Application,
     release: watch::Sender<bool>,
@@ -61,12 +61,12 @@ async fn start_releasable(name: &'static str, released: bool) -> ReleasableAppli
     ReleasableApplication { app: app.await, release }
 }
 
-/// The servers `app1` and `app2`; only those in `answering` respond.
+/// The servers `app1` and `app2`; only those in `responding` respond.
 async fn start_two_applications(
-    answering: &[&str],
+    responding: &[&str],
 ) -> (Mesh, Endpoint, ReleasableApplication, ReleasableApplication, Sidecar) {
-    let app1 = start_releasable("one", answering.contains(&"one")).await;
-    let app2 = start_releasable("two", answering.contains(&"two")).await;
+    let app1 = start_releasable("one", responding.contains(&"one")).await;
+    let app2 = start_releasable("two", responding.contains(&"two")).await;
     let mesh = Mesh::permissive(app1.app.address).await;
     let (server, endpoint) = mesh.start_server("ratings-2", app2.app.address).await;
     (mesh, endpoint, app1, app2, server)
@@ -111,7 +111,7 @@ fn the_first_response_wins_and_the_other_attempt_is_canceled() {
             assert_eq!(client.send_request(GET).await.body_text(), "two ");
         }
         assert_eq!(client_count(&mesh, Count::HedgesWon), 1);
-        // Canceled, not left alone: its sidecar counts it under a reason of its own.
+        // The attempt was canceled: its sidecar counts it with a separate reason.
         wait_until(|| mesh.server.failure_counts().contains_key("attempt-abandoned")).await;
         assert!(!mesh.server.failure_counts().contains_key("downstream-closed"));
         assert!(server.failure_counts().is_empty());
@@ -147,26 +147,26 @@ fn the_access_log_records_second_attempts() {
 
 /// A route with two endpoints: one delays its responses, the other sends responses that a rule retries.
 async fn hedge_and_retry(
-    unwanted: &'static str,
+    retried_response: &'static str,
     retry: Option<RetryRule>,
-    after: Duration,
+    hedge_delay: Duration,
 ) -> (Mesh, ReleasableApplication, Sidecar) {
     let app1 = start_releasable("one", false).await;
-    let busy = Application::respond_with(move |_| unwanted.to_owned()).await;
+    let second_app = Application::respond_with(move |_| retried_response.to_owned()).await;
     let mesh = Mesh::permissive(app1.app.address).await;
-    let (server, second) = mesh.start_server("ratings-2", busy.address).await;
+    let (server, second) = mesh.start_server("ratings-2", second_app.address).await;
     let actions = RuleActions { retry, ..RuleActions::default() };
     let rule = RouteRule { actions, ..path_rule("/", &[("ratings-v2", 1)]) };
     let mut services = routed_services(&mesh, vec![rule]);
     let backend = services.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
     backend.endpoints = [mesh.server_endpoint(), second].map(Arc::new).into();
     backend.traffic_policy = hedging_policy(&[]);
-    backend.traffic_policy.hedging.as_mut().unwrap().rule.after = after;
+    backend.traffic_policy.hedging.as_mut().unwrap().rule.after = hedge_delay;
     mesh.set_client_services(services);
     (mesh, app1, server)
 }
 
-/// Repeated, since the balancer selects the endpoint of the first attempt.
+/// The test repeats the request, since the balancer selects the endpoint of the first attempt.
 #[test]
 fn a_response_with_a_retried_status_does_not_win() {
     run(async {
@@ -204,7 +204,11 @@ fn an_error_of_the_second_attempt_does_not_win() {
             if client_count(&mesh, Count::Hedges) == 1 {
                 break;
             }
-            assert_eq!(client.read_response().await.status, 503, "that was the first attempt");
+            assert_eq!(
+                client.read_response().await.status,
+                503,
+                "the response of the first attempt"
+            );
         }
         app1.release.send(true).unwrap();
         assert_eq!(client.read_response().await.body_text(), "one ");
@@ -216,7 +220,7 @@ fn a_late_response_of_the_first_attempt_is_used() {
     run(async {
         let (mesh, second, app1, app2, _server) = start_two_applications(&[]).await;
         let mut traffic_policy = hedging_policy(&[]);
-        // Long enough to see which endpoint gets the first attempt.
+        // The delay suffices to determine which endpoint gets the first attempt.
         traffic_policy.hedging.as_mut().unwrap().rule.after = Duration::from_secs(1);
         apply_policy(&mesh, traffic_policy, &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;

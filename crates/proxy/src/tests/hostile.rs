@@ -116,7 +116,7 @@ fn heads_from_links_are_parsed_as_strictly_as_those_of_clients() {
 }
 
 #[test]
-fn garbage_breaks_only_its_link() {
+fn invalid_frames_break_only_their_link() {
     run(async {
         let app = Application::with_response(OK).await;
         let (mesh, mut other_peer) = mesh_with_link(&app).await;
@@ -180,7 +180,7 @@ fn a_peer_that_never_reads_cannot_open_more_streams() {
         }
         peer.flush().await;
         let written_bytes = wait_until_stable(|| written.get()).await;
-        assert!(written_bytes < STREAMS * BYTES / 2, "{written_bytes} bytes were taken");
+        assert!(written_bytes < STREAMS * BYTES / 2, "{written_bytes} bytes were accepted");
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.body_text(), "ok");
         drop(peer);
@@ -200,20 +200,20 @@ fn heads_wait_for_a_peer_that_does_not_read() {
         let (mesh, mut peer) = mesh_with_link(&app).await;
         for count in 1..=STREAMS {
             peer.open_stream(StreamKind::Http, GET, true);
-            // At most as many at once as fit into an application's backlog.
+            // No more at once than the backlog of an application holds.
             if count % 100 == 0 {
                 peer.flush().await;
                 wait_until(|| app.requests.borrow().len() == count).await;
             }
         }
         let ended = wait_until_stable(|| mesh.server.ended_count() as usize).await;
-        assert!(ended < STREAMS / 2, "{ended} answers were given to a peer that reads none");
-        let mut answered = 0;
-        while answered < STREAMS {
+        assert!(ended < STREAMS / 2, "{ended} responses were sent to a peer that reads none");
+        let mut response_count = 0;
+        while response_count < STREAMS {
             match peer.next().await {
-                Some(LinkEvent::Head { .. }) => answered += 1,
+                Some(LinkEvent::Head { .. }) => response_count += 1,
                 Some(_) => {}
-                None => panic!("the link broke after {answered} answers"),
+                None => panic!("the link broke after {response_count} responses"),
             }
         }
         assert!(mesh.server.failure_counts().is_empty());

@@ -1,4 +1,4 @@
-//! HTTP/1.1 through two sidecars: framing, interim responses, early responses, clients that leave.
+//! HTTP/1.1 through two sidecars: framing, interim responses, early responses, and clients that disconnect.
 
 use super::fixture::{Application, Client, End, GET, Mesh, OK, ReceivedMessage, run, wait_until};
 
@@ -50,7 +50,7 @@ fn pipelined_requests_get_responses_in_order() {
     });
 }
 
-/// With data and trailers in one packet, or separately.
+/// The data and the trailers arrive in one packet or in several.
 #[test]
 fn chunks_and_trailers_are_forwarded_in_both_directions() {
     run(async {
@@ -307,7 +307,7 @@ fn a_client_that_stops_waiting_ends_the_request_at_the_application() {
         let app = Application::start(|mut client| async move {
             let mut request = client.read_head().await.unwrap();
             client.read_body(&mut request).await.unwrap();
-            // A stalled application: it never answers, but sees the end.
+            // The application never responds, but reads to the end of the connection.
             assert_eq!(client.read_end().await, End::Clean);
         })
         .await;

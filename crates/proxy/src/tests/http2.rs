@@ -26,11 +26,11 @@ where
     F: Future<Output = ()> + 'static,
     S: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + 'static,
 {
-    application_by(Builder::new(), serve).await
+    start_application_with(Builder::new(), serve).await
 }
 
-/// The same with custom settings.
-pub(crate) async fn application_by<F, S>(builder: Builder, serve: S) -> Application
+/// Starts an HTTP/2-only application with these connection settings; each stream is passed to `serve`.
+pub(crate) async fn start_application_with<F, S>(builder: Builder, serve: S) -> Application
 where
     F: Future<Output = ()> + 'static,
     S: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + 'static,
@@ -141,7 +141,7 @@ fn streams_are_forwarded_with_trailers_in_both_directions() {
         let pong = body.data().await.unwrap().unwrap();
         assert_eq!(pong, "ping");
         body.flow_control().release_capacity(4).unwrap();
-        // Larger than every window on the path.
+        // The message exceeds every window on the path.
         let long: Vec<u8> = (0..2_000_000_u32).map(|index| index as u8).collect();
         let sent = long.clone();
         let upload = tokio::task::spawn_local(async move {
@@ -260,7 +260,10 @@ fn a_slow_reader_stops_the_sender() {
         let (response, _stream) = open_stream(mesh.listener, "/").await;
         let body = response.await.unwrap().into_body();
         let most = super::fixture::wait_until_stable(|| sent.get()).await;
-        assert!(most < 2 * 1024 * 1024, "{most} bytes are on the way to nobody");
+        assert!(
+            most < 2 * 1024 * 1024,
+            "{most} bytes are in flight to a client that does not read"
+        );
         drop(body);
     });
 }
@@ -502,7 +505,7 @@ fn a_response_without_a_body_is_followed_by_none() {
 #[test]
 fn an_options_request_for_the_whole_server_is_forwarded() {
     run(async {
-        let old = Application::respond_with(|request| {
+        let http1_app = Application::respond_with(|request| {
             let line = request.head.lines().next().unwrap_or_default().to_owned();
             format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{line}", line.len())
         })
@@ -515,7 +518,7 @@ fn an_options_request_for_the_whole_server_is_forwarded() {
         .await;
         let speaks = |app: &Application, protocol| http2_mesh(app.address, protocol);
         for (mesh, expected) in [
-            (speaks(&old, Protocol::Http).await, "OPTIONS * HTTP/1.1"),
+            (speaks(&http1_app, Protocol::Http).await, "OPTIONS * HTTP/1.1"),
             (speaks(&new, Protocol::Http2).await, "OPTIONS *"),
         ] {
             let identity = test_credential(&mesh.authority, "foreign");
@@ -525,7 +528,7 @@ fn an_options_request_for_the_whole_server_is_forwarded() {
             let flags = frames::END_STREAM | frames::END_HEADERS;
             let head = frames::request_block("OPTIONS", "*");
             client.send_bytes(frames::encode_frame(frames::HEADERS, flags, 1, &head)).await;
-            let response = client.frame_of(frames::DATA).await.unwrap();
+            let response = client.read_frame_of_kind(frames::DATA).await.unwrap();
             assert_eq!(String::from_utf8_lossy(&response.payload), expected);
         }
     });

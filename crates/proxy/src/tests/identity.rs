@@ -20,7 +20,7 @@ use crate::tls::{ALPN_HTTP1, ALPN_LINK};
 /// Connects with this certificate and expects a rejection for this reason.
 async fn expect_rejection(mesh: &Mesh, credential: &Credential, reason: &'static str) {
     let tls = tls_connect(mesh.inbound, credential, &[ALPN_HTTP1, ALPN_LINK]).await.unwrap();
-    // In TLS 1.3 the client learns of the server's rejection only afterwards.
+    // In TLS 1.3 the client receives the server's rejection only after its handshake.
     assert_eq!(Client::new(tls).read_rest().await, (Vec::new(), End::Reset), "{reason}");
     wait_until(|| mesh.server.telemetry.rejected_connections().get(reason) == Some(&1)).await;
 }
@@ -34,8 +34,9 @@ fn clients_without_a_valid_certificate_are_rejected_and_counted() {
 
         // Another root of the same trust domain. The client still trusts the server.
         let external_client = test_authority(directory.path(), DOMAIN);
-        let foreign = credential_trusting(&external_client, "productpage", &mesh.authority);
-        expect_rejection(&mesh, &foreign, "untrusted-peer").await;
+        let untrusted_credential =
+            credential_trusting(&external_client, "productpage", &mesh.authority);
+        expect_rejection(&mesh, &untrusted_credential, "untrusted-peer").await;
 
         let past = SystemTime::now() - Duration::from_secs(7200);
         let expired = credential_from(&mesh.authority, "productpage", past);
@@ -49,12 +50,13 @@ fn clients_without_a_valid_certificate_are_rejected_and_counted() {
             "ratings",
             &other_authority,
         ));
-        let foreign = credential_trusting(&other_authority, "productpage", &mesh.authority);
+        let untrusted_credential =
+            credential_trusting(&other_authority, "productpage", &mesh.authority);
         let id = SpiffeId {
             trust_domain: mesh.authority.trust_domain().clone(),
             account: service_account("ratings"),
         };
-        let config = client_config(&foreign, &id, &[ALPN_LINK]).unwrap();
+        let config = client_config(&untrusted_credential, &id, &[ALPN_LINK]).unwrap();
         let tcp = TcpStream::connect(mesh.inbound).await.unwrap();
         let name = server_name(&test_service()).unwrap();
         let tls = TlsConnector::from(config).connect(name, tcp).await.unwrap();

@@ -25,14 +25,14 @@ use super::http2;
 
 impl Mesh {
     /// Sets the access and the ingress rules of the server's configuration.
-    fn set_rules(&self, access: Access, openings: Vec<IngressRule>) {
+    fn set_rules(&self, access: Access, ingress_rules: Vec<IngressRule>) {
         let (port, protocol) = (self.server.port, self.setup.protocol);
         let ports = vec![WorkloadPort { name: None, port, protocol }];
         let served = BTreeMap::from([(port, test_service())]);
         let workload_config = WorkloadConfig {
             ports,
             port_services: served,
-            ingress_rules: openings,
+            ingress_rules,
             ..proxy_config("ratings", access)
         };
         self.server
@@ -125,14 +125,14 @@ fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")
 }
 
-const NOBODY: Access = Access::AllowListed(Vec::new());
+const NO_CLIENTS: Access = Access::AllowListed(Vec::new());
 
 #[test]
 fn only_listed_addresses_are_allowed() {
     run(async {
         let (_app, mesh) = start_mesh().await;
-        // Also with `defaultPolicy: deny`, and policies that name no client.
-        for access in [Access::AllowAll, NOBODY] {
+        // Ingress rules also apply with `defaultPolicy: deny` and policies that name no client.
+        for access in [Access::AllowAll, NO_CLIENTS] {
             mesh.set_rules(
                 access.clone(),
                 vec![mesh.ingress_rule(IngressProtocol::Http, "10.0.0.0/8")],
@@ -160,7 +160,7 @@ fn only_listed_requests_are_allowed() {
         let path = PathMatch::Exact("/open".to_owned());
         let request =
             RequestMatch { path, methods: Vec::new(), headers: Vec::new(), query: Vec::new() };
-        for access in [Access::AllowAll, NOBODY] {
+        for access in [Access::AllowAll, NO_CLIENTS] {
             let opening = mesh.ingress_rule(IngressProtocol::Http, "127.0.0.1/32");
             mesh.set_rules(
                 access,
@@ -183,7 +183,7 @@ fn clients_without_a_certificate_need_an_ingress_rule_for_the_server_name() {
             server_names: names.iter().map(ToString::to_string).collect(),
         };
         mesh.set_rules(
-            NOBODY,
+            NO_CLIENTS,
             vec![mesh.ingress_rule(
                 https(ClientCertificateMode::Skipped, &["a.example"]),
                 "127.0.0.1/32",
@@ -198,7 +198,7 @@ fn clients_without_a_certificate_need_an_ingress_rule_for_the_server_name() {
         let mut other_client = mesh.external_client("b.example").await.unwrap();
         assert_eq!(other_client.read_end().await, End::Reset);
         mesh.set_rules(
-            NOBODY,
+            NO_CLIENTS,
             vec![mesh.ingress_rule(https(ClientCertificateMode::Required, &[]), "127.0.0.1/32")],
         );
         let is_refused = match mesh.external_client("a.example").await {
@@ -223,7 +223,7 @@ fn a_listed_certificate_needs_no_other_policy() {
         for (who, status) in [("productpage", 200), ("reviews", 403)] {
             let opening = mesh.ingress_rule(entry.clone(), "127.0.0.1/32");
             let accounts = vec![service_account(who)];
-            mesh.set_rules(NOBODY, vec![IngressRule { accounts, ..opening }]);
+            mesh.set_rules(NO_CLIENTS, vec![IngressRule { accounts, ..opening }]);
             let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.send_request(GET).await.status, status, "{who}");
         }
@@ -242,7 +242,7 @@ fn an_external_principal_is_allowed_only_where_it_is_listed() {
             )
         };
         // A mesh that allows every member does not therefore allow external principals.
-        for access in [Access::AllowAll, NOBODY] {
+        for access in [Access::AllowAll, NO_CLIENTS] {
             mesh.set_rules(access.clone(), Vec::new());
             assert_eq!(
                 mesh.status_for_external_principal("batch.corp.example").await,
@@ -300,7 +300,7 @@ fn an_external_principal_matches_no_account_and_opens_no_link() {
             external_principals: vec![Name::new("batch.corp.example").unwrap()],
             ..mesh.ingress_rule(entry, "127.0.0.1/32")
         };
-        mesh.set_rules(NOBODY, vec![opening]);
+        mesh.set_rules(NO_CLIENTS, vec![opening]);
         let name = "productpage.bookinfo.cluster.local";
         assert_eq!(mesh.status_for_external_principal(name).await, None);
         let mut client = mesh.external_principal("batch.corp.example", b"leno/1").await.unwrap();
@@ -328,7 +328,7 @@ fn a_connection_without_a_certificate_ends_with_its_ingress_rule() {
             server_names: Vec::new(),
         };
         let opening = mesh.ingress_rule(entry, "127.0.0.1/32");
-        mesh.set_rules(NOBODY, vec![opening.clone()]);
+        mesh.set_rules(NO_CLIENTS, vec![opening.clone()]);
         let mut client = mesh.external_client("a.example").await.unwrap();
         client
             .send_bytes(
@@ -339,7 +339,7 @@ fn a_connection_without_a_certificate_ends_with_its_ingress_rule() {
         assert_eq!(client.read_exactly(2).await, b"hi");
         // Other rules may change meanwhile.
         let other_rule = IngressRule { port: 1, ..opening.clone() };
-        mesh.set_rules(NOBODY, vec![other_rule, opening]);
+        mesh.set_rules(NO_CLIENTS, vec![other_rule, opening]);
         let mut second = mesh.external_client("a.example").await.unwrap();
         second
             .send_bytes(
@@ -348,8 +348,8 @@ fn a_connection_without_a_certificate_ends_with_its_ingress_rule() {
             .await;
         assert_eq!(second.read_head().await.unwrap().status, 101);
         assert_eq!(second.read_exactly(2).await, b"hi");
-        // A plaintext rule does not allow clients that came by TLS.
-        mesh.set_rules(NOBODY, vec![mesh.ingress_rule(IngressProtocol::Http, "127.0.0.1/32")]);
+        // A plaintext rule does not allow clients that use TLS.
+        mesh.set_rules(NO_CLIENTS, vec![mesh.ingress_rule(IngressProtocol::Http, "127.0.0.1/32")]);
         assert_eq!(client.read_end().await, End::Reset);
         assert_eq!(second.read_end().await, End::Reset);
     });
@@ -365,7 +365,7 @@ fn an_ingress_rule_sets_the_protocol_of_an_undeclared_port() {
         let app = app.await;
         let setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
         let mesh = Mesh::new(app.address, setup).await;
-        mesh.set_rules(NOBODY, vec![mesh.ingress_rule(IngressProtocol::Grpc, "127.0.0.1/32")]);
+        mesh.set_rules(NO_CLIENTS, vec![mesh.ingress_rule(IngressProtocol::Grpc, "127.0.0.1/32")]);
         let mut client = http2::connect_client(mesh.inbound).await;
         let (response, _) = client.send_request(http2::grpc_request("/Rate"), true).unwrap();
         assert_eq!(response.await.unwrap().status(), 204);

@@ -88,7 +88,8 @@ async fn mesh_with_interim_server(
 fn a_server_with_endless_interim_responses_is_rejected() {
     run(async {
         for alpn in [ALPN_HTTP1, ALPN_HTTP2] {
-            let (mesh, interim_server) = mesh_with_interim_server(alpn, FLOOD, LARGE).await;
+            let (mesh, interim_server) =
+                mesh_with_interim_server(alpn, FLOOD_HEADS, LARGE_HEAD_BYTES).await;
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(GET).await;
             let mut reply = client.read_head().await.unwrap();
@@ -98,7 +99,7 @@ fn a_server_with_endless_interim_responses_is_rejected() {
             assert_eq!(reply.verdict(), (502, Some("upstream-malformed")));
             let mut client = http2::connect_client(mesh.listener).await;
             let response = client.send_request(http2::grpc_request("/"), true).unwrap().0;
-            // For a gRPC call it is `UNAVAILABLE`.
+            // A gRPC call gets the status `UNAVAILABLE`.
             let response = response.await.unwrap();
             let reason = response.headers()["leno-reason"].to_str().unwrap();
             assert!(reason.starts_with("upstream-malformed;"), "{reason}");
@@ -109,7 +110,7 @@ fn a_server_with_endless_interim_responses_is_rejected() {
             assert_eq!(mesh.client.failure_counts(), [("upstream-malformed", 3)].into());
             if alpn == ALPN_HTTP1 {
                 let sent = interim_server.sent.get();
-                assert!(sent < 3 * FLOOD, "{sent} heads were taken");
+                assert!(sent < 3 * FLOOD_HEADS, "{sent} heads were read");
             }
         }
     });
@@ -119,9 +120,12 @@ fn a_server_with_endless_interim_responses_is_rejected() {
 fn an_application_with_endless_interim_responses_is_rejected_by_its_sidecar() {
     run(async {
         let app = Application::start(|mut client| async move {
-            let head = format!("HTTP/1.1 103 Early Hints\r\nlink: {}\r\n\r\n", "a".repeat(LARGE));
+            let head = format!(
+                "HTTP/1.1 103 Early Hints\r\nlink: {}\r\n\r\n",
+                "a".repeat(LARGE_HEAD_BYTES)
+            );
             client.read_head().await;
-            for _ in 0..FLOOD {
+            for _ in 0..FLOOD_HEADS {
                 if client.stream.write_all(head.as_bytes()).await.is_err() {
                     return;
                 }
@@ -163,6 +167,7 @@ fn many_small_interim_responses_are_forwarded() {
     });
 }
 
-/// A number of heads, each of this many bytes, that a sidecar must not buffer.
-const FLOOD: usize = 300;
-const LARGE: usize = 60_000;
+/// A number of interim heads that a sidecar must not buffer.
+const FLOOD_HEADS: usize = 300;
+/// The bytes of one field of such a head.
+const LARGE_HEAD_BYTES: usize = 60_000;

@@ -85,8 +85,8 @@ fn claims_of_a_client_are_removed_for_http2_applications() {
     run(async {
         let app = http2::start_application(|request, mut respond| async move {
             let reported = |name: &str| {
-                let all = request.headers().get_all(name).iter();
-                all.map(|value| value.to_str().unwrap()).collect::<Vec<_>>().join(",")
+                let values = request.headers().get_all(name).iter();
+                values.map(|value| value.to_str().unwrap()).collect::<Vec<_>>().join(",")
             };
             let head = http::Response::builder()
                 .header("saw-user", reported("x-user"))
@@ -158,7 +158,7 @@ fn a_token_is_verified_and_its_claims_are_forwarded() {
             (bearer_request("abc"), "the token is not a signed JSON web token"),
             (format!("{0}{0}", bearer_request(&token)), "the token is not a signed JSON web token"),
         ] {
-            // Also at paths that require none.
+            // An invalid token is rejected also at paths that require none.
             let response = client.send_request(&get("/health", &fields)).await;
             assert_eq!(response.verdict(), (401, Some("token-invalid")), "{why}");
             let challenge = response.field_value("www-authenticate").unwrap();
@@ -181,11 +181,11 @@ fn tokens_are_rejected_until_the_keys_arrive() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let issuer = Issuer::new();
-        let mut guard =
+        let mut token_check =
             issuer.token_check(TokenRequirement::Matching(vec![path_prefix("/ratings")]));
-        let RequestCheck::Tokens(rule) = &mut guard.check else { panic!("no tokens") };
+        let RequestCheck::Tokens(rule) = &mut token_check.check else { panic!("no tokens") };
         rule.issuers[0].keys = IssuerKeys::Awaited;
-        mesh.set_checks(vec![guard], Vec::new());
+        mesh.set_checks(vec![token_check], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
         for path in ["/ratings", "/health"] {
             let response =
@@ -313,19 +313,20 @@ fn claims_in_trailers_are_removed() {
     });
 }
 
-/// With both in a request, a service might verify one and the application read the other.
+/// If a request had both headers, the sidecar might verify one and the application read the other.
 #[test]
 fn a_token_in_a_variant_of_its_header_is_rejected() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let issuer = Issuer::new();
-        let mut guard = issuer.token_check(TokenRequirement::Never);
-        if let RequestCheck::Tokens(rule) = &mut guard.check {
-            let place = JwtLocation::Header { name: "x-token".to_owned(), prefix: String::new() };
-            rule.issuers[0].locations = vec![place];
+        let mut token_check = issuer.token_check(TokenRequirement::Never);
+        if let RequestCheck::Tokens(rule) = &mut token_check.check {
+            let location =
+                JwtLocation::Header { name: "x-token".to_owned(), prefix: String::new() };
+            rule.issuers[0].locations = vec![location];
         }
-        mesh.set_checks(vec![guard], Vec::new());
+        mesh.set_checks(vec![token_check], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
         let token = issuer.sign_token(&[], 60);
         assert_eq!(

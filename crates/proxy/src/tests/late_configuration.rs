@@ -1,4 +1,4 @@
-//! A configuration that arrives after a connection was read as HTTP: its protocol decides.
+//! Configurations that arrive after a connection was detected as HTTP: the protocol that they declare applies.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -25,19 +25,19 @@ fn client_upstream(mesh: &Mesh, endpoint: Endpoint) -> Rc<Upstream> {
     mesh.client.worker.upstream_for(&Arc::new(endpoint))
 }
 
-/// Returns its latency step.
+/// Returns the latency step of an endpoint; `None` before the first measurement.
 fn latency_step(upstream: &Upstream) -> Option<u8> {
     upstream.load(None, Some(Instant::now())).step
 }
 
-/// Returns its failures; no request may be in progress.
+/// Returns the failure count of an endpoint; no request may be in progress.
 fn failure_count(upstream: &Upstream) -> u32 {
     upstream.load(None, Some(Instant::now())).in_progress
 }
 
 /// Returns another endpoint at the same address: a single endpoint is not measured.
-fn twin_endpoint(of: &Endpoint) -> Endpoint {
-    meshed_endpoint("ratings-9", of.address, "ratings")
+fn twin_endpoint(endpoint: &Endpoint) -> Endpoint {
+    meshed_endpoint("ratings-9", endpoint.address, "ratings")
 }
 
 /// Returns the failures of all these endpoints.
@@ -45,7 +45,7 @@ fn total_failures(mesh: &Mesh, endpoints: &[Endpoint]) -> u32 {
     endpoints.iter().map(|endpoint| failure_count(&client_upstream(mesh, endpoint.clone()))).sum()
 }
 
-/// Records a selection this long ago.
+/// Records that the endpoint was selected `ago`.
 fn record_choice(upstream: &Upstream, ago: Duration) {
     upstream.record_pick(Instant::now().checked_sub(ago));
 }
@@ -57,7 +57,7 @@ fn connection_setup_does_not_count_for_the_latency_of_an_endpoint() {
         let mesh = Mesh::permissive(app.address).await;
         let upstream = client_upstream(&mesh, mesh.server_endpoint());
         record_choice(&upstream, LONG);
-        let (slow, connecting) = (upstream.start_timed(), upstream.start_timed());
+        let (slow, connecting) = (upstream.start_timed_attempt(), upstream.start_timed_attempt());
         assert!(
             upstream
                 .acquire(&mesh.client.worker, Some(&connecting), ConnectWait::Whole)
@@ -102,17 +102,17 @@ fn failures_of_others_do_not_count_for_an_endpoint() {
         for reason in Reason::ALL {
             let upstream = Rc::new(Upstream::new(Arc::new(mesh.server_endpoint())));
             record_choice(&upstream, Duration::ZERO);
-            upstream.start_timed().record_failure(*reason);
+            upstream.start_timed_attempt().record_failure(*reason);
             let is_its = reason.side() == FailureSide::Upstream;
             assert_eq!(failure_count(&upstream), u32::from(is_its), "{reason:?}");
             // The outcome is unknown.
-            drop(upstream.start_timed());
+            drop(upstream.start_timed_attempt());
             assert_eq!(failure_count(&upstream), u32::from(is_its), "{reason:?}");
-            // It did respond, whatever failed afterwards.
-            let answered = upstream.start_timed();
-            answered.record_response(200);
-            answered.record_failure(*reason);
-            drop(answered);
+            // The endpoint has responded, so a later failure does not count.
+            let attempt = upstream.start_timed_attempt();
+            attempt.record_response(200);
+            attempt.record_failure(*reason);
+            drop(attempt);
             assert_eq!(failure_count(&upstream), 0, "{reason:?}");
         }
     });
@@ -180,8 +180,8 @@ fn an_endpoint_without_a_response_in_time_has_failed() {
             assert_eq!(response.verdict(), (504, Some(reason)));
             assert_eq!(total_failures(&mesh, &all_endpoints), 1, "{reason}");
             // Reset the measurements.
-            for it in &all_endpoints {
-                client_upstream(&mesh, it.clone()).reset_latency();
+            for endpoint in &all_endpoints {
+                client_upstream(&mesh, endpoint.clone()).reset_latency();
             }
         }
     });
@@ -191,9 +191,9 @@ fn an_endpoint_without_a_response_in_time_has_failed() {
 fn requests_without_a_hash_key_go_to_the_fastest_endpoint() {
     run(async {
         let app = Application::with_response(OK).await;
-        let other = Application::with_response(OK).await;
+        let second_app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (_server, second) = mesh.start_server("ratings-2", other.address).await;
+        let (_server, second) = mesh.start_server("ratings-2", second_app.address).await;
         let algorithms: [fn(HashKey) -> BalanceAlgorithm; 2] =
             [BalanceAlgorithm::RingHash, BalanceAlgorithm::Maglev];
         for algorithm in algorithms {
@@ -210,15 +210,15 @@ fn requests_without_a_hash_key_go_to_the_fastest_endpoint() {
             mesh.set_client_services(vec![service]);
             let slow = client_upstream(&mesh, mesh.server_endpoint());
             record_choice(&slow, 10 * LONG);
-            slow.start_timed().record_response(200);
+            slow.start_timed_attempt().record_response(200);
             let quick = client_upstream(&mesh, second.clone());
             record_choice(&quick, Duration::ZERO);
-            quick.start_timed().record_response(200);
+            quick.start_timed_attempt().record_response(200);
             let mut client = Client::connect(mesh.listener).await;
             for _ in 0..16 {
                 assert_eq!(client.send_request(GET).await.status, 200);
             }
         }
-        assert_eq!((app.received_requests().len(), other.received_requests().len()), (0, 32));
+        assert_eq!((app.received_requests().len(), second_app.received_requests().len()), (0, 32));
     });
 }

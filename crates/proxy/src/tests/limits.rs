@@ -26,18 +26,18 @@ fn a_head_over_the_limits_is_rejected_with_431() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let huge = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(65_536));
-        // More than is read before the rejection: the response must still arrive.
+        // The head exceeds the bytes that are read before the rejection; the response must still arrive.
         let larger = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(1 << 20));
         let fields: String = (0..1000).map(|index| format!("x-{index}: y\r\n")).collect();
-        let many = format!("GET / HTTP/1.1\r\nhost: x\r\n{fields}\r\n");
-        for request in [&huge, &larger, &many] {
+        let request_with_many_fields = format!("GET / HTTP/1.1\r\nhost: x\r\n{fields}\r\n");
+        for request in [&huge, &larger, &request_with_many_fields] {
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(request).await;
             assert_eq!(client.read_response().await.verdict(), (431, Some("head-too-large")));
             assert_eq!(client.read_end().await, End::Clean);
         }
         let identity = test_credential(&mesh.authority, "foreign");
-        for request in [&huge, &many] {
+        for request in [&huge, &request_with_many_fields] {
             let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
             let mut client = Client::new(tls);
             client.send_bytes(request).await;
@@ -274,7 +274,7 @@ fn a_response_that_is_not_http_becomes_502() {
             "HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nab",
             "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nab",
             "SSH-2.0-OpenSSH_9.2\r\n\r\n",
-            // It waits for its client, and sends no more.
+            // The application waits for its client, and sends no more bytes.
             "SSH-2.0-OpenSSH_9.2\n",
             "HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\nabcde",
         ] {

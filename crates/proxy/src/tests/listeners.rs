@@ -30,8 +30,8 @@ fn an_outbound_listener_sets_the_host_of_its_service() {
             let response = client.send_request(request).await;
             assert_eq!(response.body_text(), "GET /a HTTP/1.1\r\nhost: ratings.bookinfo:9080");
         }
-        let old = client.send_request("GET /a HTTP/1.0\r\n\r\n").await;
-        assert_eq!(old.body_text(), "GET /a HTTP/1.1\r\nhost: ratings.bookinfo:9080");
+        let response = client.send_request("GET /a HTTP/1.0\r\n\r\n").await;
+        assert_eq!(response.body_text(), "GET /a HTTP/1.1\r\nhost: ratings.bookinfo:9080");
     });
 }
 

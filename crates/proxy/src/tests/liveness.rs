@@ -49,7 +49,8 @@ async fn start_silent(mesh: &Mesh, name: &str) -> (Endpoint, Rc<Cell<usize>>) {
     (silent_endpoint, accepted)
 }
 
-/// The listener accepts links from now on: those that wait in the backlog, and probes. Counts the requests.
+/// Accepts links at the listener from now on, also those in its backlog and those of probes. Counts the
+/// requests.
 fn accept_links(mesh: &Mesh, listener: TcpListener) -> Rc<Cell<usize>> {
     let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
     let served = Rc::new(Cell::new(0));
@@ -94,11 +95,11 @@ async fn status_at(listener: SocketAddr, request: &str) -> (u16, Option<String>)
 async fn send_together(listener: SocketAddr, request: &'static str) -> Vec<(u16, Option<String>)> {
     let send = |_| tokio::task::spawn_local(status_at(listener, request));
     let responses: Vec<_> = (0..16).map(send).collect();
-    let mut answers = Vec::new();
+    let mut results = Vec::new();
     for response in responses {
-        answers.push(response.await.unwrap());
+        results.push(response.await.unwrap());
     }
-    answers
+    results
 }
 
 #[test]
@@ -114,7 +115,7 @@ fn a_request_of_any_method_tries_endpoints_until_it_is_sent() {
             listeners.push(listener);
         }
         mesh.route_to(&endpoints);
-        // Together: no request benefits from the failures of others.
+        // The requests are sent at once, so that none benefits from the failures of others.
         for (status, reason) in send_together(mesh.listener, POST).await {
             assert_eq!((status, reason), (200, None));
         }
@@ -306,8 +307,8 @@ fn a_preferred_endpoint_is_probed_while_another_priority_serves() {
         let mesh = Mesh::permissive(app.address).await;
         let (dead, listener) = dead_endpoint("ratings-2", Some("ratings")).await;
         let list = |endpoint: &Endpoint| -> Endpoints { [Arc::new(endpoint.clone())].into() };
-        let others: Arc<[Endpoints]> = [list(&mesh.server_endpoint())].into();
-        let priorities = Priorities::new(list(&dead), Some(others));
+        let fallback_endpoints: Arc<[Endpoints]> = [list(&mesh.server_endpoint())].into();
+        let priorities = Priorities::new(list(&dead), Some(fallback_endpoints));
         assert_eq!(priorities.len(), 2);
         let worker = &mesh.client.worker;
         let preferred = worker.upstream_for(&Arc::new(dead));

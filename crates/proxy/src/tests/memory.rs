@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::fixture::{Application, Client, GET, Mesh, OK, Setup, run, wait_until};
 
-/// Measured in a process without other tests.
+/// Runs [`measured_alone`] in a process without other tests.
 #[test]
 fn an_idle_connection_holds_no_buffers() {
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
@@ -41,21 +41,23 @@ fn measured_alone() {
         }
         let downstream = || mesh.client.telemetry.gauge(Gauge::ConnectionsDownstream);
         wait_until(|| downstream() == CONNECTIONS + 1).await;
-        let after = own_kib();
-        let each = after.saturating_sub(kib_before).div_ceil(CONNECTIONS);
+        let kib_after = own_kib();
+        let each = kib_after.saturating_sub(kib_before).div_ceil(CONNECTIONS);
         let report = format!("\n{REPORT}{each}\n");
         std::io::Write::write_all(&mut std::io::stdout(), report.as_bytes()).unwrap();
     });
 }
 
-/// Returns the memory of this process that belongs to no file. Pages of the program count as private once the
-/// last other process of this program ends.
+/// Returns the resident memory of this process without file-backed pages, in KiB. Pages of the program count as
+/// private once the last other process of this program ends.
 fn own_kib() -> u64 {
     read_stat_usage(std::process::id()).unwrap().own_kib
 }
 
-/// Few enough for the usual limit of descriptors: each takes two in this process.
+/// The number of connections. Each takes two file descriptors in this process, which has a limit of usually
+/// 1024.
 const CONNECTIONS: u64 = 300;
-/// For both ends of a connection, because client and sidecar share the process: less than one read buffer.
+/// The maximum memory in KiB of both ends of a connection, since client and sidecar share the process: less
+/// than one read buffer.
 const MAX_KIB: u64 = 12;
 const REPORT: &str = "KiB for each idle connection: ";

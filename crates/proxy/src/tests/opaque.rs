@@ -56,7 +56,7 @@ fn test_service() -> CheckService {
     CheckService { at, timeout: Duration::from_millis(200), failure_mode: FailureMode::Deny }
 }
 
-pub(super) fn denies_some() -> InboundPolicy {
+pub(super) fn denying_policy() -> InboundPolicy {
     let request =
         RequestMatch { path: PathMatch::Prefix("/admin".to_owned()), ..RequestMatch::default() };
     let rule = PolicyRule {
@@ -138,7 +138,7 @@ fn request_policies(port: u16) -> Vec<(&'static str, bool, Change)> {
             "denial",
             true,
             Box::new(|workload_config| WorkloadConfig {
-                inbound: denies_some(),
+                inbound: denying_policy(),
                 ..workload_config
             }),
         ),
@@ -163,7 +163,7 @@ fn opaque_bytes_do_not_bypass_policies_that_decide_by_request() {
                 let stream = peer.open_stream(StreamKind::Tcp, "", false);
                 let mut response = peer.next().await.unwrap();
                 if protocol == Protocol::Detect {
-                    // Requests may follow.
+                    // The opaque bytes may be followed by requests.
                     assert!(matches!(response, LinkEvent::Head { .. }), "{policy}: {response:?}");
                     peer.send_data(stream, b"\0", false);
                     response = next_event(&mut peer).await;
@@ -228,9 +228,9 @@ fn requests_at_a_tcp_port_are_reset_if_a_policy_decides_by_request() {
             assert_eq!(client.send_request(GET).await.status, 200, "{policy}");
             mesh.change_server_config(&enforced);
             assert_eq!(client.read_end().await, End::Reset, "{policy}");
-            let mut later = Client::connect(mesh.listener).await;
-            later.send_bytes(GET).await;
-            assert_eq!(later.read_end().await, End::Reset, "{policy}");
+            let mut new_client = Client::connect(mesh.listener).await;
+            new_client.send_bytes(GET).await;
+            assert_eq!(new_client.read_end().await, End::Reset, "{policy}");
         }
     });
 }
@@ -295,12 +295,12 @@ fn empty_lines_before_a_request_do_not_bypass_limits() {
     });
 }
 
-/// Returns the status of a call, as the application reported it.
+/// Returns the response status of a call on a new connection; `None` if the call fails.
 async fn call_status(listener: std::net::SocketAddr, path: &str) -> Option<u16> {
     call_status_on(&mut http2::connect_client(listener).await, path).await
 }
 
-/// The same on a connection that stays open.
+/// Returns the response status of a call on an existing connection; `None` if the call fails.
 pub(super) async fn call_status_on(client: &mut SendRequest<Bytes>, path: &str) -> Option<u16> {
     let uri = format!("http://ratings.bookinfo:9080{path}");
     let request = http::Request::get(uri).body(()).unwrap();
@@ -330,7 +330,7 @@ fn http2_with_prior_knowledge_is_authorized_on_a_port_without_a_declared_protoco
             assert_eq!(call_status(mesh.listener, "/ratings").await, Some(status));
         }
         mesh.change_server_config(&|workload_config| WorkloadConfig {
-            inbound: denies_some(),
+            inbound: denying_policy(),
             ..workload_config
         });
         for (path, status) in [("/ratings", 200), ("/admin", 403), ("/Admin/", 403)] {
@@ -386,7 +386,7 @@ fn policies_apply_to_plaintext_http2() {
         mesh.change_server_config(&in_clear);
         assert_eq!(call_status(mesh.inbound, "/admin").await, Some(200));
         mesh.change_server_config(&|workload_config| {
-            in_clear(WorkloadConfig { inbound: denies_some(), ..workload_config })
+            in_clear(WorkloadConfig { inbound: denying_policy(), ..workload_config })
         });
         for (path, status) in [("/ratings", 200), ("/admin", 403)] {
             assert_eq!(call_status(mesh.inbound, path).await, Some(status), "{path}");
@@ -394,7 +394,7 @@ fn policies_apply_to_plaintext_http2() {
     });
 }
 
-/// Makes the client's sidecar answer each request with a fault.
+/// Configures the client's sidecar to respond to each request with a fault.
 pub(super) fn inject_faults(mesh: &Mesh, protocol: Protocol) {
     let mut service = service_config(protocol, &[mesh.server_endpoint()]);
     let abort = FaultAbort { share_ppm: 1_000_000, response: FixedResponse::default(), grpc: None };

@@ -81,7 +81,7 @@ fn an_endpoint_with_error_responses_is_ejected_and_unejected_after_its_recovery(
         let mesh = Mesh::permissive(app.address).await;
         let (_server, second) = mesh.start_server("ratings-2", healthy.address).await;
         let mut rule = ejection_rule(server_errors());
-        // Long enough to observe.
+        // The ejection lasts long enough to be observed.
         rule.ejection_time.base = Duration::from_secs(3);
         rule.ejection_time.max = Duration::from_secs(3);
         apply_rule(&mesh, rule, &[mesh.server_endpoint(), second]);
@@ -123,7 +123,7 @@ fn the_last_endpoints_are_not_ejected() {
             assert_eq!(
                 client.send_request(GET).await.verdict(),
                 (500, None),
-                "one of them answers"
+                "one of the endpoints responds"
             );
             assert!(mesh.client.telemetry.gauge(Gauge::EndpointsEjected) <= 1);
         }
@@ -131,7 +131,7 @@ fn the_last_endpoints_are_not_ejected() {
     });
 }
 
-/// Only a sidecar can mark a response as not its application's.
+/// Only a sidecar can mark a response as its own rejection.
 #[test]
 fn an_application_that_claims_a_rejection_counts_as_failed() {
     run(async {
@@ -159,7 +159,7 @@ fn a_rejection_by_its_sidecar_does_not_count_for_an_endpoint() {
             ("overloaded", false),
             ("authorization-unavailable", false),
             ("reason-of-a-later-release", false),
-            // Here the application failed, as its sidecar reports.
+            // In this case the sidecar reports a failure of the application.
             ("upstream-malformed", true),
         ] {
             let app = Application::with_response(OK).await;
@@ -174,7 +174,7 @@ fn a_rejection_by_its_sidecar_does_not_count_for_an_endpoint() {
             .await;
             apply_rule(&mesh, ejection_rule(server_errors()), &[mesh.server_endpoint(), second]);
             let mut client = Client::connect(mesh.listener).await;
-            // Three of an endpoint in a row would eject it.
+            // Three failures in a row would eject an endpoint.
             let mut rejected = 0;
             while rejected < 3 {
                 rejected += usize::from(client.send_request(GET).await.status == 503);
@@ -191,7 +191,8 @@ fn connection_failures_count_only_for_policies_that_include_them() {
         for (connect, expected) in [(true, true), (false, false)] {
             let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
-            // Its sidecar is healthy, but its application is not listening: every request reports it.
+            // The endpoint's sidecar is healthy, but its application is not listening, as each response
+            // reports.
             let (_server, dead) = mesh.start_server("ratings-2", closed_port()).await;
             let mut rule = ejection_rule(FailureClasses { connect, ..server_errors() });
             rule.consecutive_failures = Some(1);

@@ -58,7 +58,7 @@ fn a_rejection_by_the_clients_sidecar_is_valid_in_http2_and_grpc() {
     });
 }
 
-/// A client that mistakes the HTTP proxy port for a server.
+/// The client uses the HTTP proxy port like the port of a server.
 #[test]
 fn the_http_proxy_rejects_http2_with_an_explanation() {
     run(async {
@@ -113,7 +113,7 @@ fn the_http_proxy_rejects_http2_with_an_explanation() {
         assert_eq!(last.unwrap(), [0, 0, 0, 1]);
         assert_eq!(mesh.client.failure_counts(), [("unsupported", 3)].into());
 
-        // A preface without a request is no request, and other bytes are an unreadable one.
+        // A preface alone is not counted as a request; other bytes are counted as an unreadable one.
         let mut client = Client::connect(proxy).await;
         client.send_bytes(&OPENING[..18]).await;
         client.stream.shutdown().await.unwrap();
@@ -156,12 +156,12 @@ fn a_rejected_request_is_read_completely() {
 
 const BAD_REQUEST: &str = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n";
 
-/// Starts an application that answers HTTP/2 with these bytes.
-pub(super) async fn without_http2(answered: &'static str) -> Application {
+/// Starts an application that responds to the HTTP/2 preface with these bytes.
+pub(super) async fn start_without_http2(response: &'static str) -> Application {
     Application::start(move |mut client| async move {
         client.read_exactly(24).await;
-        client.send_bytes(answered).await;
-        // It continues to read, as servers do to ensure that their response arrives.
+        client.send_bytes(response).await;
+        // The application continues to read, as servers do to ensure that their response arrives.
         client.stream.shutdown().await.unwrap();
         drop(client.read_rest().await);
     })
@@ -171,8 +171,8 @@ pub(super) async fn without_http2(answered: &'static str) -> Application {
 #[test]
 fn an_application_without_http2_is_reported_as_a_protocol_mismatch() {
     run(async {
-        for answered in [BAD_REQUEST, "<!DOCTYPE HTML>"] {
-            let app = without_http2(answered).await;
+        for response in [BAD_REQUEST, "<!DOCTYPE HTML>"] {
+            let app = start_without_http2(response).await;
             for protocol in [Protocol::Detect, Protocol::Http2, Protocol::Grpc] {
                 let setup = Setup { protocol, ..Setup::default() };
                 let mesh = Mesh::new(app.address, setup).await;
@@ -234,7 +234,7 @@ fn an_http2_only_application_is_reported_to_http1_clients() {
 fn an_endpoint_with_http2_is_used_if_another_one_lacks_it() {
     run(async {
         let (without, with) =
-            (without_http2(BAD_REQUEST).await, start_application(respond_ok).await);
+            (start_without_http2(BAD_REQUEST).await, start_application(respond_ok).await);
         for protocol in [Protocol::Detect, Protocol::Http2] {
             let mesh = super::http2::http2_mesh(with.address, protocol).await;
             let setup = Setup { protocol, ..Setup::default() };

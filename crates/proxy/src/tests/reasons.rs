@@ -31,9 +31,9 @@ struct Case {
 /// The sidecar that reports the failure.
 #[derive(Debug, Clone, Copy)]
 enum Reporter {
-    /// The client's; no request reaches the server's.
+    /// The client's sidecar; no request reaches the server's.
     Client,
-    /// The server's; the client's handles it like a response of the application.
+    /// The server's sidecar; the client's handles its response like one of the application.
     Server,
 }
 
@@ -113,12 +113,12 @@ async fn expect_recorded_reason(sidecar: &mut Sidecar, reason: &str) {
     let mut lines = Vec::new();
     while let Ok(entry) = sidecar.log.try_recv() {
         let mut text = String::new();
-        access_log::append_line(&entry, &LogFormat::Json, &mut text);
+        access_log::append_log_line(&entry, &LogFormat::Json, &mut text);
         let line: Value = serde_json::from_str(&text).unwrap();
         lines.push(line["response_code_details"].clone());
     }
     assert_eq!(lines.last(), Some(&Value::from(reason)), "the access log");
-    // Only failures have a span here.
+    // Only failures have a span in this setup.
     let entry = sidecar.spans.try_recv().expect("a span");
     let attributes = source::span_attributes(&entry);
     let named = attributes.iter().find(|(name, _)| *name == "leno.reason");
@@ -142,7 +142,7 @@ fn all_reports_of_a_failure_use_the_same_reason() {
             let mut client = Client::connect(mesh.listener).await;
             let mut response = client.send_request(GET).await;
             if response.status == 200 {
-                // A limit permits the first request.
+                // The rate limit permits the first request.
                 response = client.send_request(GET).await;
             }
             assert_eq!(response.reason_code(), Some(case.reason));

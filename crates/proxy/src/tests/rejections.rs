@@ -84,14 +84,14 @@ async fn expect_unclaimed(mesh: &mut Mesh, about: &str) {
         assert_eq!(sidecar.failure_counts(), BTreeMap::new(), "{about}");
         let mut line = String::new();
         let entry = sidecar.log.recv().await.expect("a line");
-        access_log::append_line(&entry, &LogFormat::Json, &mut line);
+        access_log::append_log_line(&entry, &LogFormat::Json, &mut line);
         let fields: Value = serde_json::from_str(&line).unwrap();
         assert_eq!(fields.get("response_code_details"), Some(&Value::Null), "{about}: {line}");
         assert!(!line.contains(CLAIMED), "{about}: {line}");
     }
 }
 
-/// A reason that applications claim.
+/// The reason that the application claims.
 const CLAIMED: &str = "denied-by-policy";
 
 /// Starts an HTTP/2 application that answers each request with a claim: 403, or 200 and a gRPC status in the
@@ -192,11 +192,11 @@ fn only_a_verified_sidecar_can_mark_a_rejection() {
     run(async {
         let head = "HTTP/1.1 429 Too Many Requests\r\nleno-reason: rate-limited;side=mesh\r\n\
                     content-length: 0\r\n\r\n";
-        let later = head.replace("rate-limited", "reason-of-a-later-release");
+        let later_head = head.replace("rate-limited", "reason-of-a-later-release");
         for (head, marked, expected) in [
             (head, true, Some("rate-limited")),
             (head, false, None),
-            (&*later, true, Some("upstream-refused")),
+            (&*later_head, true, Some("upstream-refused")),
             ("HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n", false, None),
         ] {
             let app = Application::with_response(OK).await;
@@ -227,7 +227,7 @@ fn a_reset_is_counted_with_its_reason() {
             (ResetCode::Denied, "denied-by-policy", "denied-by-policy"),
             (ResetCode::Refused, "rate-limited", "rate-limited"),
             (ResetCode::Unreachable, "connect-failed", "connect-failed"),
-            // A fault of the other side's peer is not a fault of this side's.
+            // A failure of the client must not count as a failure of the application, and vice versa.
             (ResetCode::Failed, "downstream-closed", "upstream-reset"),
             (ResetCode::Denied, "", "denied"),
             (ResetCode::Denied, "reason-of-a-later-release", "denied"),
@@ -254,12 +254,12 @@ fn a_rejection_that_is_retried_successfully_is_no_failure() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Tcp, ..Setup::default() });
         let mesh = mesh.await;
-        let good = mesh.server_endpoint();
-        let bad = start_peer(&mesh, |peer, stream| {
+        let healthy_endpoint = mesh.server_endpoint();
+        let rejecting_peer = start_peer(&mesh, |peer, stream| {
             peer.link.reset_with_reason(stream, ResetCode::Refused, "rate-limited");
         })
         .await;
-        mesh.route_to(&[good, bad]);
+        mesh.route_to(&[healthy_endpoint, rejecting_peer]);
         for _ in 0..10 {
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(GET).await;

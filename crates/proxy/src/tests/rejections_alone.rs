@@ -1,5 +1,5 @@
-//! Rejections over `leno-http/1`, the connections of one client alone: counted by both sidecars, and not
-//! claimable by applications.
+//! Rejections over `leno-http/1`, the protocol of connections for one client alone. Both sidecars count them,
+//! and applications cannot claim them.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -12,9 +12,9 @@ use super::fixture::{
 };
 use super::jwt::Issuer;
 use super::opaque;
-use crate::tls::{ALPN_ALONE, ALPN_HTTP1};
+use crate::tls::{ALPN_EXCLUSIVE, ALPN_HTTP1};
 
-/// A request with connection credentials: it gets a connection of its own.
+/// A request with connection credentials, which gets its own connection.
 const REQUEST_WITH_CREDENTIALS: &str =
     "GET / HTTP/1.1\r\nhost: x\r\nauthorization: NTLM alice\r\n\r\n";
 
@@ -138,15 +138,19 @@ fn only_a_verified_sidecar_over_its_protocol_marks_a_rejection() {
         };
         let mark = "connection: leno-rejected\r\n";
         for (alpn, head, expected) in [
-            (ALPN_ALONE, head("rate-limited", mark), Some("rate-limited")),
+            (ALPN_EXCLUSIVE, head("rate-limited", mark), Some("rate-limited")),
             (
-                ALPN_ALONE,
+                ALPN_EXCLUSIVE,
                 head("rate-limited", "Connection: close , LENO-rejected\r\n"),
                 Some("rate-limited"),
             ),
-            (ALPN_ALONE, head("reason-of-a-later-release", mark), Some("upstream-refused")),
-            (ALPN_ALONE, head("rate-limited", ""), None),
-            (ALPN_ALONE, head("rate-limited", "connection: close\r\nleno-rejected: 1\r\n"), None),
+            (ALPN_EXCLUSIVE, head("reason-of-a-later-release", mark), Some("upstream-refused")),
+            (ALPN_EXCLUSIVE, head("rate-limited", ""), None),
+            (
+                ALPN_EXCLUSIVE,
+                head("rate-limited", "connection: close\r\nleno-rejected: 1\r\n"),
+                None,
+            ),
             // An application that terminates mutual TLS itself.
             (ALPN_HTTP1, head("rate-limited", mark), None),
         ] {

@@ -50,7 +50,7 @@ fn a_renewal_keeps_connections_and_new_ones_use_the_new_certificate() {
             client.unwrap();
         }
         assert!(mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty());
-        // The open link stayed open.
+        // The existing link was not closed.
         assert_eq!(mesh.client.telemetry.count(Count::UpstreamConnected), 1);
         assert_eq!(mesh.client.telemetry.gauge(Gauge::LinksUpstream), 1);
     });

@@ -142,7 +142,7 @@ fn requests_in_flight_move_to_another_endpoint_if_they_are_idempotent() {
             ("DELETE / HTTP/1.1\r\nhost: x\r\n\r\n", (200, None), 1),
             (POST_EMPTY, (502, Some("upstream-reset")), 0),
             (POST, (502, Some("upstream-reset")), 0),
-            // Idempotent, but its body is gone.
+            // The request is idempotent, but its body was not kept.
             (
                 "PUT / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc",
                 (502, Some("upstream-reset")),
@@ -226,7 +226,7 @@ fn after_goaway_a_link_finishes_its_streams_and_a_new_link_gets_others() {
         let draining = start_peer(&mesh, async move |peer, event| {
             if let LinkEvent::Opened { stream, .. } = event {
                 count.set(count.get() + 1);
-                // Sends GOAWAY with this stream in progress, and answers it afterwards.
+                // Sends GOAWAY while this stream is in progress, and responds afterwards.
                 peer.link.go_away(GoAwayCode::Drain);
                 peer.send_head(stream, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true);
             }
@@ -246,7 +246,8 @@ fn after_goaway_a_link_finishes_its_streams_and_a_new_link_gets_others() {
 #[test]
 fn a_kept_connection_that_the_application_closed_loses_no_request() {
     run(async {
-        // It closes each connection after the second response, as keep-alive limits do.
+        // The application closes each connection after the second response, like a server with a keep-alive
+        // limit.
         let served = Rc::new(Cell::new(0));
         let app = Application::start(move |mut client| {
             let served = served.clone();

@@ -61,7 +61,7 @@ fn a_response_that_the_rule_names_is_retried_at_another_endpoint() {
             assert_eq!(client.send_request(BODY).await.body_text(), "ok");
             request_count += 1;
         }
-        // Both received the whole body.
+        // Both endpoints received the whole body.
         let whole = |app: &Application| {
             app.received_requests().iter().all(|request| request.body == b"hello")
         };
@@ -74,7 +74,7 @@ fn a_response_that_the_rule_names_is_retried_at_another_endpoint() {
     });
 }
 
-/// A response that the client does not get is abandoned, and does not count as the client's departure.
+/// The attempt of a retried response is counted as abandoned, not as a disconnected client.
 #[test]
 fn a_retried_attempt_is_counted_with_its_own_reason() {
     run(async {
@@ -175,7 +175,7 @@ fn an_attempt_that_takes_too_long_is_retried_at_another_endpoint() {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
         assert!(retry_counts(&mesh).0 > 0, "chance chose the silent one at least once");
-        // Without another endpoint the client gets the timeout.
+        // If there is no other endpoint, the client gets the timeout.
         apply_rule(&mesh, limited(&[], 0), &[]);
         assert_eq!(client.send_request(GET).await.verdict(), (504, Some("attempt-timeout")));
         wait_until(|| mesh.server.failure_counts().contains_key("attempt-abandoned")).await;

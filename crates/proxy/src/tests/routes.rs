@@ -1,4 +1,4 @@
-//! Effects of routes on clients: no match, bad backends, timeouts, client authorization, discovery.
+//! Effects of routes on clients: no match, invalid backends, timeouts, client authorization, discovery.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ fn a_route_may_set_a_request_timeout() {
                 if request.head.contains("/half") {
                     client.send_bytes("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf").await;
                 }
-                // Never sends a complete response.
+                // The application never sends a complete response.
             }
         });
         let mesh = Mesh::permissive(app.await.address).await;

@@ -29,7 +29,7 @@ fn sticky_rule(persistence: SessionPersistence) -> RouteRule {
     RouteRule { actions, ..path_rule("/", &[("ratings-v2", 1)]) }
 }
 
-/// Starts an application that answers with its name.
+/// Starts an application that responds with its name.
 async fn start_named(name: &'static str) -> Application {
     Application::respond_with(move |_| {
         format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{name}", name.len())
@@ -101,9 +101,9 @@ fn a_client_of_a_removed_endpoint_gets_another_one() {
         let first = client.send_request(&get("")).await;
         let gone =
             ["one", "two", "three"].iter().position(|name| *name == first.body_text()).unwrap();
-        let mut left = endpoints.clone();
-        left.remove(gone);
-        apply_rule(&mesh, sticky_rule(cookie_persistence()), &left);
+        let mut remaining_endpoints = endpoints.clone();
+        remaining_endpoints.remove(gone);
+        apply_rule(&mesh, sticky_rule(cookie_persistence()), &remaining_endpoints);
         let second = client.send_request(&get(&response_cookie(&first).unwrap())).await;
         assert_ne!(second.body_text(), first.body_text());
         let cookie_of_second = response_cookie(&second).unwrap();
@@ -158,28 +158,29 @@ fn the_idle_time_counts_from_the_last_response() {
         let first = client.send_request(&get("")).await;
         let again = client.send_request(&get(&response_cookie(&first).unwrap())).await;
         assert_eq!(again.body_text(), first.body_text());
-        assert!(again.field_value("set-cookie").is_some(), "told anew each time");
-        // Last answered in 1970.
+        assert!(again.field_value("set-cookie").is_some(), "each response sets the cookie");
+        // The session's last response was in 1970.
         let cookie = response_cookie(&first).unwrap();
         let (number, _) = cookie.trim_end().split_once('.').unwrap();
-        let mut others = BTreeSet::new();
-        while others.len() < 3 {
+        let mut endpoint_names = BTreeSet::new();
+        while endpoint_names.len() < 3 {
             let response = client.send_request(&get(&format!("{number}.1.1\r\n"))).await;
             assert!(response.field_value("set-cookie").is_some());
-            others.insert(response.body_text().to_owned());
+            endpoint_names.insert(response.body_text().to_owned());
         }
     });
 }
 
-/// The same over HTTP/2; reports whether the request has the header, and sends a header of its own.
+/// Starts an HTTP/2 application that responds with its name, preceded by `+` if the request has the header
+/// `x-cart`, else by `-`. Its responses have that header with another value.
 async fn named_over_http2(name: &'static str) -> Application {
     http2::start_application(move |request, mut respond| async move {
         let (parts, body) = request.into_parts();
         http2::read_body(body).await;
         let head = Response::builder().header("x-cart", "of-the-application").body(()).unwrap();
         let mut stream = respond.send_response(head, false).unwrap();
-        let shows = if parts.headers.contains_key("x-cart") { "+" } else { "-" };
-        http2::send_data(&mut stream, Bytes::from(format!("{shows}{name}")), true).await;
+        let prefix = if parts.headers.contains_key("x-cart") { "+" } else { "-" };
+        http2::send_data(&mut stream, Bytes::from(format!("{prefix}{name}")), true).await;
     })
     .await
 }

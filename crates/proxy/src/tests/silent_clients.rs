@@ -7,13 +7,13 @@ use leno_telemetry::Count;
 
 use super::fixture::{Application, Client, End, GET, Mesh, OK, Setup, run, wait_until};
 use super::http2;
-use super::opaque::{call_status_on, denies_some, inject_faults, start_http2_application};
+use super::opaque::{call_status_on, denying_policy, inject_faults, start_http2_application};
 use crate::drain::Phase;
 
 const GET_ADMIN: &str = "GET /admin HTTP/1.1\r\nhost: x\r\n\r\n";
 
 /// Creates a mesh with a protocol detection that times out at once.
-async fn impatient_mesh(application: std::net::SocketAddr) -> Mesh {
+async fn mesh_with_short_detection(application: std::net::SocketAddr) -> Mesh {
     let mut setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
     setup.limits.detect_timeout = Duration::ZERO;
     Mesh::new(application, setup).await
@@ -42,9 +42,9 @@ fn denial_counts(mesh: &Mesh) -> [Option<u64>; 2] {
 fn requests_of_a_silent_client_are_served_and_authorized() {
     run(async {
         let app = Application::with_response(OK).await;
-        let mesh = impatient_mesh(app.address).await;
+        let mesh = mesh_with_short_detection(app.address).await;
         mesh.change_server_config(&|workload_config| WorkloadConfig {
-            inbound: denies_some(),
+            inbound: denying_policy(),
             ..workload_config
         });
         let mut client = connect_silent(&mesh).await;
@@ -53,9 +53,9 @@ fn requests_of_a_silent_client_are_served_and_authorized() {
         assert_eq!(client.send_request(GET).await.status, 200);
         assert_eq!(app.requests.borrow().len(), 2);
         let app = start_http2_application().await;
-        let mesh = impatient_mesh(app.address).await;
+        let mesh = mesh_with_short_detection(app.address).await;
         mesh.change_server_config(&|workload_config| WorkloadConfig {
-            inbound: denies_some(),
+            inbound: denying_policy(),
             ..workload_config
         });
         let mut client = http2::connect_over(connect_silent(&mesh).await.stream).await;
@@ -69,9 +69,9 @@ fn requests_of_a_silent_client_are_served_and_authorized() {
 fn a_connection_without_bytes_is_not_counted_as_rejected() {
     run(async {
         let app = Application::with_response(OK).await;
-        let mesh = impatient_mesh(app.address).await;
+        let mesh = mesh_with_short_detection(app.address).await;
         mesh.change_server_config(&|workload_config| WorkloadConfig {
-            inbound: denies_some(),
+            inbound: denying_policy(),
             ..workload_config
         });
         for _ in 0..3 {
@@ -92,9 +92,9 @@ fn a_connection_without_bytes_is_not_counted_as_rejected() {
 fn opaque_bytes_of_a_silent_client_are_reset() {
     run(async {
         let app = Application::with_response(OK).await;
-        let mesh = impatient_mesh(app.address).await;
+        let mesh = mesh_with_short_detection(app.address).await;
         mesh.change_server_config(&|workload_config| WorkloadConfig {
-            inbound: denies_some(),
+            inbound: denying_policy(),
             ..workload_config
         });
         let mut client = connect_silent(&mesh).await;
@@ -105,13 +105,13 @@ fn opaque_bytes_of_a_silent_client_are_reset() {
     });
 }
 
-/// No request of such a client would be allowed, so none is awaited.
+/// No request of such a client would be allowed, so the sidecar does not wait for one.
 #[test]
 fn a_silent_client_without_any_permission_is_rejected_at_once() {
     run(async {
         let app = Application::with_response(OK).await;
-        let mesh = impatient_mesh(app.address).await;
-        let mut inbound = denies_some();
+        let mesh = mesh_with_short_detection(app.address).await;
+        let mut inbound = denying_policy();
         let unconditional_rule = PolicyRule { requests: Vec::new(), ..inbound.rules[0].clone() };
         inbound.rules.push(unconditional_rule);
         for (access, inbound) in [
@@ -130,10 +130,10 @@ fn a_silent_client_without_any_permission_is_rejected_at_once() {
 fn silent_clients_without_mutual_tls_are_awaited() {
     run(async {
         let app = Application::with_response(OK).await;
-        let mesh = impatient_mesh(app.address).await;
+        let mesh = mesh_with_short_detection(app.address).await;
         let mtls = MtlsMode::Permissive;
         mesh.change_server_config(&|workload_config| WorkloadConfig {
-            inbound: denies_some(),
+            inbound: denying_policy(),
             mtls,
             ..workload_config
         });
@@ -158,7 +158,7 @@ fn silent_clients_without_mutual_tls_are_awaited() {
 fn faults_apply_to_requests_of_a_silent_client() {
     run(async {
         let app = Application::with_response(OK).await;
-        let mesh = impatient_mesh(app.address).await;
+        let mesh = mesh_with_short_detection(app.address).await;
         inject_faults(&mesh, Protocol::Detect);
         let mut client = Client::connect(mesh.listener).await;
         wait_until(|| mesh.client.telemetry.count(Count::DownstreamOpened) == 1).await;

@@ -66,7 +66,7 @@ fn a_client_that_does_not_read_its_response_is_disconnected() {
         let app = Application::start(|mut client| async move {
             client.read_head().await;
             client.send_bytes("HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n").await;
-            // Ends when the sidecar closes the connection.
+            // The write ends when the sidecar closes the connection.
             while tokio::io::AsyncWriteExt::write_all(&mut client.stream, &[0; 65_536])
                 .await
                 .is_ok()
@@ -79,7 +79,7 @@ fn a_client_that_does_not_read_its_response_is_disconnected() {
         assert_eq!(mesh.client.failure_counts(), [("body-stalled", 1)].into());
         let (read, end) = client.read_rest().await;
         assert_eq!(end, End::Reset);
-        assert!(read.len() < 100_000_000, "not whole");
+        assert!(read.len() < 100_000_000, "the response is incomplete");
     });
 }
 
@@ -195,9 +195,9 @@ fn a_stalled_response_of_known_length_is_reset_but_a_stream_is_not() {
         assert_eq!(file.read_rest().await, (b"abc".to_vec(), End::Reset));
         wait_until(|| mesh.server.ended_count() == 1).await;
         assert_eq!(mesh.server.failure_counts(), [("upstream-stalled", 1)].into());
-        // It has been silent for longer.
+        // The event stream has been silent for longer than the stall timeout.
         release.notify_one();
-        stream.read_body(&mut streamed).await.expect("the whole stream");
+        stream.read_body(&mut streamed).await.expect("the complete stream");
         assert_eq!(streamed.body_text(), "ab");
     });
 }

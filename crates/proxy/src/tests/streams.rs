@@ -69,13 +69,13 @@ impl<'a> Reports<'a> {
         assert_eq!(self.take_counts(), [(requests, 1); 2], "it counts once");
     }
 
-    fn both_sidecars(&self, is_so: impl Fn(&Sidecar) -> bool) -> bool {
-        is_so(&self.mesh.client) && is_so(&self.mesh.server)
+    fn both_sidecars(&self, condition: impl Fn(&Sidecar) -> bool) -> bool {
+        condition(&self.mesh.client) && condition(&self.mesh.server)
     }
 }
 
 /// Starts an application that sends a head and a first piece, and closes the connection after its client.
-async fn start_beginning(head: &'static str) -> Application {
+async fn start_streaming(head: &'static str) -> Application {
     Application::start(move |mut client| async move {
         drop(client.read_head().await);
         client.send_bytes(head).await;
@@ -87,7 +87,7 @@ async fn start_beginning(head: &'static str) -> Application {
 #[test]
 fn an_upgraded_connection_counts_at_its_start() {
     run(async {
-        let app = start_beginning(
+        let app = start_streaming(
             "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n",
         )
         .await;
@@ -110,7 +110,7 @@ fn an_upgraded_connection_counts_at_its_start() {
 fn an_event_stream_counts_at_its_first_pause_and_a_later_failure_separately() {
     run(async {
         let app =
-            start_beginning("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n")
+            start_streaming("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n")
                 .await;
         let mesh = Mesh::permissive(app.address).await;
         let mut reports = Reports::for_mesh(&mesh);
@@ -119,7 +119,7 @@ fn an_event_stream_counts_at_its_first_pause_and_a_later_failure_separately() {
         assert_eq!(client.read_head().await.unwrap().status, 200);
         reports.wait_for_start().await;
         client.abandon();
-        // A client that leaves is a failure by its reason.
+        // A client that disconnects is a failure with a reason.
         reports.wait_for_end(1).await;
         assert_eq!(mesh.client.failure_counts(), BTreeMap::from([("downstream-closed", 1)]));
     });

@@ -26,7 +26,7 @@ fn an_invalid_request_is_rejected_and_not_forwarded() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut wrong = Vec::new();
-        for vector in &matching_vectors("request", is_refused) {
+        for vector in &matching_vectors("request", is_rejected) {
             // The client's own sidecar, and the server's for clients without one.
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(&vector.bytes).await;
@@ -46,7 +46,7 @@ fn an_invalid_body_is_never_forwarded_completely() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut wrong = Vec::new();
-        for vector in &matching_vectors("body", is_refused) {
+        for vector in &matching_vectors("body", is_rejected) {
             let bytes = [POST.as_bytes(), &vector.bytes].concat();
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(&bytes).await;
@@ -65,19 +65,20 @@ fn a_valid_request_is_forwarded_with_its_meaning() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let passing = |vector: &Vector| !is_refused(vector) || vector.sidecar.is_some();
+        let passing = |vector: &Vector| !is_rejected(vector) || vector.sidecar_status.is_some();
         for vector in
             matching_vectors("request", passing).iter().chain(&matching_vectors("body", passing))
         {
             let count_before = app.received_requests().len();
             let mut client = Client::connect(mesh.listener).await;
-            let head = if vector.of == "body" { POST } else { "" };
+            let head = if vector.message_kind == "body" { POST } else { "" };
             client.send_bytes([head.as_bytes(), &vector.bytes].concat()).await;
             let response = client.read_response().await;
-            let expected = vector.sidecar.unwrap_or(200);
+            let expected = vector.sidecar_status.unwrap_or(200);
             assert_eq!(u64::from(response.status), expected, "{}", vector.name);
-            let more =
-                usize::from(accepted_outcome(vector).is_some_and(|outcome| outcome.left > 0));
+            let more = usize::from(
+                accepted_outcome(vector).is_some_and(|outcome| outcome.unparsed_bytes > 0),
+            );
             for _ in 0..more {
                 assert_eq!(client.read_response().await.body_text(), "ok", "{}", vector.name);
             }
@@ -94,7 +95,7 @@ fn a_valid_request_is_forwarded_with_its_meaning() {
 #[test]
 fn an_invalid_response_head_is_rejected() {
     run(async {
-        let of = |vector: &Vector| is_refused(vector) || vector.sidecar.is_some();
+        let of = |vector: &Vector| is_rejected(vector) || vector.sidecar_status.is_some();
         for vector in &matching_vectors("response", of) {
             let (mesh, app) = start_sending(vector).await;
             let mut client = Client::connect(mesh.listener).await;
@@ -123,7 +124,7 @@ fn an_invalid_response_head_is_rejected() {
 #[test]
 fn an_invalid_response_body_truncates_the_response() {
     run(async {
-        for vector in &matching_vectors("body", is_refused) {
+        for vector in &matching_vectors("body", is_rejected) {
             let (mesh, app) = start_sending(vector).await;
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes([GET, GET].concat()).await;
@@ -132,7 +133,8 @@ fn an_invalid_response_body_truncates_the_response() {
                 continue;
             };
             if response.status == 502 {
-                let reason = if vector.ends { "upstream-reset" } else { "upstream-malformed" };
+                let reason =
+                    if vector.closes_connection { "upstream-reset" } else { "upstream-malformed" };
                 assert_eq!(response.reason_code(), Some(reason), "{}", vector.name);
                 continue;
             }
@@ -148,25 +150,27 @@ fn an_invalid_response_body_truncates_the_response() {
 #[test]
 fn a_valid_response_is_forwarded_once() {
     run(async {
-        let passing = |vector: &Vector| !is_refused(vector) && vector.sidecar.is_none();
+        let passing = |vector: &Vector| !is_rejected(vector) && vector.sidecar_status.is_none();
         let bodies = matching_vectors("body", passing);
         for vector in matching_vectors("response", passing).iter().chain(&bodies) {
-            // A tunnel does not apply to a service.
-            if vector.answers == "CONNECT" {
+            // Vectors with a tunnel do not apply to a service.
+            if vector.request_method == "CONNECT" {
                 continue;
             }
             let (mesh, _app) = start_sending(vector).await;
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(request_for(vector)).await;
-            let response = match vector.answers.as_str() {
+            let response = match vector.request_method.as_str() {
                 "HEAD" => client.read_head().await.unwrap(),
                 _ => client.read_response().await,
             };
             let text = String::from_utf8_lossy(&vector.bytes);
             let status = text.split(' ').nth(1).and_then(|part| part.parse().ok());
-            let status = if vector.of == "body" { 200 } else { status.unwrap() };
+            let status = if vector.message_kind == "body" { 200 } else { status.unwrap() };
             assert_eq!(response.status, status, "{}", vector.name);
-            if let Some(content) = accepted_content(vector).filter(|_| vector.answers != "HEAD") {
+            if let Some(content) =
+                accepted_content(vector).filter(|_| vector.request_method != "HEAD")
+            {
                 assert_eq!(&response.body, content, "{}", vector.name);
             }
             if status < 200 {
@@ -178,18 +182,18 @@ fn a_valid_response_is_forwarded_once() {
     });
 }
 
-/// Connects a client without a sidecar: mutual TLS to the server's.
+/// Connects a client without a sidecar to the server's sidecar, with mutual TLS.
 async fn connect_foreign(mesh: &Mesh) -> Client<TlsStream<TcpStream>> {
     let identity = test_credential(&mesh.authority, "foreign");
     Client::new(tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap())
 }
 
-/// As [`rejection_deviation`], but a client that closes inside a body gets no response.
+/// Like [`rejection_deviation`], for a client that closes inside a body and therefore gets no response.
 async fn unfinished_body_deviation<S: AsyncRead + AsyncWrite + Unpin>(
     client: &mut Client<S>,
     vector: &Vector,
 ) -> Option<String> {
-    if !vector.ends {
+    if !vector.closes_connection {
         return rejection_deviation(client, vector).await;
     }
     client.stream.shutdown().await.unwrap();
@@ -205,11 +209,11 @@ async fn rejection_deviation<S: AsyncRead + AsyncWrite + Unpin>(
     let ExpectedOutcome::Rejected { status, .. } = &vector.outcome else {
         return Some(format!("{} is accepted", vector.name));
     };
-    if vector.sidecar.is_some() {
+    if vector.sidecar_status.is_some() {
         return None;
     }
     let Some(mut response) = client.read_head().await else {
-        return Some(format!("{}: no answer", vector.name));
+        return Some(format!("{}: no response", vector.name));
     };
     client.read_body(&mut response).await;
     let reason = if *status == Some(431) { "head-too-large" } else { "bad-request" };
@@ -227,10 +231,10 @@ async fn rejection_deviation<S: AsyncRead + AsyncWrite + Unpin>(
 /// Creates a mesh with an application that sends these bytes once, and "ok" afterwards.
 async fn start_sending(vector: &Vector) -> (Mesh, Application) {
     let mut bytes = vector.bytes.clone();
-    if vector.of == "body" {
+    if vector.message_kind == "body" {
         let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
         bytes.splice(..0, head.iter().copied());
-        if is_refused(vector) && !vector.ends {
+        if is_rejected(vector) && !vector.closes_connection {
             bytes.extend_from_slice(b"HTTP/1.1 200 EVIL\r\ncontent-length: 0\r\n\r\n");
         }
     }
@@ -239,7 +243,7 @@ async fn start_sending(vector: &Vector) -> (Mesh, Application) {
     }
     let until_close =
         accepted_outcome(vector).and_then(|outcome| outcome.body.as_deref()) == Some("until-close");
-    let leaves = vector.ends || until_close;
+    let leaves = vector.closes_connection || until_close;
     let pending = Rc::new(RefCell::new(Some(bytes)));
     let app = Application::start(move |mut client| {
         let pending = pending.clone();
@@ -248,7 +252,7 @@ async fn start_sending(vector: &Vector) -> (Mesh, Application) {
                 let first = pending.borrow_mut().take();
                 let last = leaves && first.is_some();
                 let bytes = first.unwrap_or_else(|| OK.into());
-                // A client that breaks the rules is cut off, perhaps in the middle of its bytes.
+                // The sidecar may reset the connection of an invalid request before it has read all bytes.
                 if client.stream.write_all(&bytes).await.is_err() || last {
                     return;
                 }
@@ -260,18 +264,18 @@ async fn start_sending(vector: &Vector) -> (Mesh, Application) {
 }
 
 fn request_for(vector: &Vector) -> String {
-    format!("{} /ratings/1 HTTP/1.1\r\nhost: x\r\n\r\n", vector.answers)
+    format!("{} /ratings/1 HTTP/1.1\r\nhost: x\r\n\r\n", vector.request_method)
 }
 
-fn matching_vectors(of: &str, wanted: impl Fn(&Vector) -> bool) -> Vec<Vector> {
+fn matching_vectors(kind: &str, is_selected: impl Fn(&Vector) -> bool) -> Vec<Vector> {
     let vectors = rules().into_iter().flat_map(|rule| rule.vectors);
     let matching: Vec<Vector> =
-        vectors.filter(|vector| vector.of == of && wanted(vector)).collect();
+        vectors.filter(|vector| vector.message_kind == kind && is_selected(vector)).collect();
     assert!(!matching.is_empty());
     matching
 }
 
-fn is_refused(vector: &Vector) -> bool {
+fn is_rejected(vector: &Vector) -> bool {
     accepted_outcome(vector).is_none()
 }
 

@@ -1,4 +1,4 @@
-//! Taps get matching requests within their rate limit, without cost for other requests.
+//! Taps receive matching requests within their rate limit.
 
 use leno_model::{Observability, ServiceAccount, StatusRange, Tap, TapSide};
 
@@ -21,8 +21,12 @@ fn test_tap(id: u64) -> Tap {
 fn take_reported(sidecar: &mut Sidecar) -> Vec<(u64, String, u16)> {
     let matched_requests = std::iter::from_fn(|| sidecar.taps.try_recv().ok());
     matched_requests
-        .map(|it| {
-            (it.tap.matcher.tap().id, it.trace_entry.path.clone(), it.trace_entry.outcome.status)
+        .map(|matched| {
+            (
+                matched.tap.matcher.tap().id,
+                matched.trace_entry.path.clone(),
+                matched.trace_entry.outcome.status,
+            )
         })
         .collect()
 }

@@ -86,7 +86,7 @@ fn a_connection_counts_as_opened_while_it_is_open_and_when_it_fails() {
         assert_eq!(client.read_end().await, End::Reset);
         wait_until(|| mesh.client.ended_count() == 1 && mesh.server.ended_count() > 0).await;
         assert_eq!(opened_count(&mesh.client.worker), 1);
-        // Each attempt of the client's sidecar is one.
+        // Each attempt of the client's sidecar counts as one connection.
         assert_eq!(opened_count(&mesh.server.worker), mesh.server.ended_count());
     });
 }
@@ -152,15 +152,15 @@ fn a_silent_client_that_sends_first_is_no_detection_delay() {
     });
 }
 
-/// TLS between applications passes, whatever the port declares.
+/// TLS between applications is forwarded for every declared protocol of the port.
 #[test]
 fn tls_of_the_application_is_forwarded_unchanged() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let theirs = test_authority(directory.path(), "their.own");
-        let all =
+        let protocols =
             [Protocol::Http, Protocol::Http2, Protocol::Grpc, Protocol::Tcp, Protocol::Detect];
-        for protocol in all {
+        for protocol in protocols {
             let holder = Rc::new(test_credential(&theirs, "ratings"));
             let app = Application::start(move |client| {
                 let holder = holder.clone();
@@ -256,7 +256,7 @@ fn a_reset_is_forwarded_as_a_reset() {
         let app = Application::start(move |mut client| {
             let (report_sender, start) = (report_sender.clone(), start.clone());
             async move {
-                // It never reads more than this, but still gets the reset.
+                // The peer reads no more than this, but still receives the reset.
                 client.read_exactly(1).await;
                 start.send_replace(true);
                 report_sender.send_replace(Some(client.read_rest().await.1));
@@ -276,7 +276,7 @@ fn a_reset_is_forwarded_as_a_reset() {
     });
 }
 
-/// Bytes for an application that reads nothing wait; when their sender is gone, they are dropped.
+/// Bytes for an application that does not read are held back, and dropped when their sender disconnects.
 #[test]
 fn a_stalled_application_does_not_hold_a_disconnected_client() {
     run(async {
@@ -312,12 +312,12 @@ fn a_stalled_application_does_not_hold_a_disconnected_client() {
 }
 
 #[test]
-fn connections_to_foreign_servers_need_http() {
+fn connections_to_servers_without_links_need_http() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = tcp_mesh(app.address, Protocol::Tcp).await;
         let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
-        let foreign = Application::start(move |client| {
+        let foreign_app = Application::start(move |client| {
             let identity = identity.clone();
             async move {
                 let alpn = &[ALPN_HTTP1];
@@ -326,7 +326,7 @@ fn connections_to_foreign_servers_need_http() {
             }
         })
         .await;
-        mesh.route_to(&[meshed_endpoint("foreign-1", foreign.address, "ratings")]);
+        mesh.route_to(&[meshed_endpoint("foreign-1", foreign_app.address, "ratings")]);
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.read_end().await, End::Reset);
         wait_until(|| mesh.client.ended_count() == 1).await;

@@ -1,4 +1,4 @@
-//! Metrics and log entries: each exchange once, with its reason.
+//! Metrics and log entries: each exchange is recorded once, with its reason.
 
 use leno_model::{ClientAuthorization, LogFormat, ServiceConfig};
 use leno_telemetry::{Count, Gauge};
@@ -9,13 +9,13 @@ use super::fixture::{
     service_config, test_service, wait_until,
 };
 use crate::access_log;
-use crate::request_trace::MAX_LINES;
+use crate::request_trace::MAX_QUEUED_LOG_LINES;
 use crate::session::ListenerKind;
 
 fn read_entry(sidecar: &mut Sidecar) -> Value {
     let entry = sidecar.log.try_recv().expect("a line");
     let mut text = String::new();
-    access_log::append_line(&entry, &LogFormat::Json, &mut text);
+    access_log::append_log_line(&entry, &LogFormat::Json, &mut text);
     assert!(text.ends_with('\n'));
     serde_json::from_str(&text).unwrap()
 }
@@ -43,7 +43,7 @@ fn each_request_is_counted_once_on_both_sides() {
             assert_eq!((labels.protocol, &*labels.service), ("http", "bookinfo/ratings"));
             assert_eq!((series.requests, series.success), (4, 3));
             assert_eq!((series.bytes_in, series.bytes_out), (9, 6));
-            assert!(series.failures.is_empty(), "an answer of the application is no failure");
+            assert!(series.failures.is_empty(), "a response of the application is no failure");
         }
     });
 }
@@ -219,7 +219,7 @@ fn an_unread_log_loses_lines_and_no_requests() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        for _ in 0..MAX_LINES + 76 {
+        for _ in 0..MAX_QUEUED_LOG_LINES + 76 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
         assert_eq!(mesh.client.telemetry.count(Count::AccessLogLinesDropped), 76);

@@ -35,7 +35,7 @@ fn responses_of_the_own_application_are_normalized() {
             let mut client = Client::connect(mesh.listener).await;
             for is_plain in [false, false, true, true] {
                 if is_plain {
-                    // Without a sidecar of the server, the client's normalizes them.
+                    // If the server has no sidecar, the client's sidecar normalizes the response.
                     mesh.route_to(&[Endpoint { account: None, ..plain.clone() }]);
                 }
                 let reply = client.send_request(GET).await;

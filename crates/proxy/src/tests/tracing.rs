@@ -12,7 +12,7 @@ use leno_telemetry::trace::SpanId;
 use super::fixture::{
     Application, Client, Mesh, OK, Setup, closed_port, meshed_endpoint, run, wait_until,
 };
-use crate::request_trace::{MAX_SPANS, TraceEntry};
+use crate::request_trace::{MAX_QUEUED_SPANS, TraceEntry};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
@@ -90,12 +90,12 @@ fn the_first_sidecar_makes_the_sampling_decision() {
             let app = Application::with_response(OK).await;
             let mut mesh = Mesh::new(app.address, tracing_setup(sampling)).await;
             // The sampling of the server's sidecar does not apply.
-            let other = if flags == "01" { "0%" } else { "100%" };
+            let other_sampling = if flags == "01" { "0%" } else { "100%" };
             mesh.server
                 .worker
                 .config_store
                 .observability
-                .apply_settings(&tracing_setup(other).observability);
+                .apply_settings(&tracing_setup(other_sampling).observability);
             let mut client = Client::connect(mesh.listener).await;
             for _ in 0..3 {
                 client.send_request("GET / HTTP/1.1\r\nhost: x\r\ntracestate: a=b\r\n\r\n").await;
@@ -154,7 +154,7 @@ fn a_failed_request_has_a_span_in_an_unsampled_trace() {
             (Some("connect-failed"), TRACE)
         );
         assert!(!entry.span.unwrap().is_sampled && entry.upstream.is_some());
-        // Unless that is disabled.
+        // The settings can disable spans of failed requests.
         let quiet = Tracing { errors: false, ..tracing_settings("0%") };
         mesh.client
             .worker
@@ -192,10 +192,10 @@ fn unread_spans_are_dropped_without_affecting_requests() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, tracing_setup("100%")).await;
         let mut client = Client::connect(mesh.listener).await;
-        for _ in 0..MAX_SPANS + 5 {
+        for _ in 0..MAX_QUEUED_SPANS + 5 {
             assert_eq!(client.send_request("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.status, 200);
         }
-        wait_until(|| mesh.server.ended_count() == MAX_SPANS as u64 + 5).await;
+        wait_until(|| mesh.server.ended_count() == MAX_QUEUED_SPANS as u64 + 5).await;
         assert_eq!(mesh.client.telemetry.count(Count::SpansOverflowed), 5);
         assert_eq!(mesh.server.telemetry.count(Count::SpansOverflowed), 5);
     });
@@ -210,8 +210,13 @@ fn the_log_is_sampled_and_has_every_failure_and_the_trace() {
         });
         let template = LogTemplate::parse("{method} {path} {response_code} {trace_id}").unwrap();
         let form = LogFormat::Template(template);
-        let none = Sampling::of_millionths(0).unwrap();
-        let log = AccessLog { sampling: none, errors: true, format: form.clone(), collector: None };
+        let no_sampling = Sampling::from_millionths(0).unwrap();
+        let log = AccessLog {
+            sampling: no_sampling,
+            errors: true,
+            format: form.clone(),
+            collector: None,
+        };
         let observability = Observability {
             tracing: Some(tracing_settings("0%")),
             access_log: Some(log),
@@ -229,7 +234,7 @@ fn the_log_is_sampled_and_has_every_failure_and_the_trace() {
         wait_until(|| mesh.client.ended_count() == 2).await;
         let mut text = String::new();
         while let Ok(entry) = mesh.client.log.try_recv() {
-            crate::access_log::append_line(&entry, &form, &mut text);
+            crate::access_log::append_log_line(&entry, &form, &mut text);
         }
         assert_eq!(text, format!("GET /bad 500 {TRACE}\n"));
     });

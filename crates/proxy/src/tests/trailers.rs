@@ -11,18 +11,18 @@ use super::http2;
 /// Returns field lines that break a rule of fields, and the response to a request with them in its head or its
 /// trailer section.
 fn broken_fields() -> Vec<(String, (u16, &'static str))> {
-    let bad = (400, "bad-request");
+    let bad_request = (400, "bad-request");
     let large = (431, "head-too-large");
     let long = "y".repeat(MAX_HEAD_BYTES);
     vec![
-        ("x: a\u{1}b\r\n".to_owned(), bad),
-        ("x: a\0b\r\n".to_owned(), bad),
-        ("x: a\u{7f}b\r\n".to_owned(), bad),
-        ("x\u{1}: y\r\n".to_owned(), bad),
-        ("x : y\r\n".to_owned(), bad),
-        ("x: y\r\n folded\r\n".to_owned(), bad),
-        ("x: y\nz: w\r\n".to_owned(), bad),
-        (": y\r\n".to_owned(), bad),
+        ("x: a\u{1}b\r\n".to_owned(), bad_request),
+        ("x: a\0b\r\n".to_owned(), bad_request),
+        ("x: a\u{7f}b\r\n".to_owned(), bad_request),
+        ("x\u{1}: y\r\n".to_owned(), bad_request),
+        ("x : y\r\n".to_owned(), bad_request),
+        ("x: y\r\n folded\r\n".to_owned(), bad_request),
+        ("x: y\nz: w\r\n".to_owned(), bad_request),
+        (": y\r\n".to_owned(), bad_request),
         ("x: y\r\n".repeat(MAX_FIELDS + 1), large),
         (format!("x: {long}\r\n"), large),
     ]
@@ -75,8 +75,9 @@ fn an_http1_request_is_rejected_for_invalid_trailers() {
 fn an_http1_response_is_truncated_for_invalid_trailers() {
     run(async {
         let late = FORBIDDEN_TRAILERS.map(|line| format!("{line}\r\n"));
-        let all: Vec<String> = broken_fields().into_iter().map(|name| name.0).chain(late).collect();
-        let lines = all.clone();
+        let invalid_names: Vec<String> =
+            broken_fields().into_iter().map(|name| name.0).chain(late).collect();
+        let lines = invalid_names.clone();
         let app = Application::respond_with(move |request| {
             let number = request.head.split(['/', ' ']).nth(2).unwrap();
             let lines = &lines[number.parse::<usize>().unwrap()];
@@ -85,7 +86,7 @@ fn an_http1_response_is_truncated_for_invalid_trailers() {
         });
         let app = app.await;
         let mesh = Mesh::permissive(app.address).await;
-        for (number, lines) in all.iter().enumerate() {
+        for (number, lines) in invalid_names.iter().enumerate() {
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(format!("POST /{number} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
             let (received, end) = client.read_rest().await;
@@ -96,7 +97,7 @@ fn an_http1_response_is_truncated_for_invalid_trailers() {
                 "{excerpt:?}: {received}"
             );
         }
-        let expected = [("upstream-malformed", all.len() as u64)].into();
+        let expected = [("upstream-malformed", invalid_names.len() as u64)].into();
         wait_until(|| mesh.server.failure_counts() == expected).await;
     });
 }
@@ -164,7 +165,7 @@ fn an_http2_request_is_rejected_for_invalid_trailers() {
             client.send_bytes(frames::encode_frame(DATA, 0, 1, b"abc")).await;
             client.send_bytes(trailer_frames(1, &section)).await;
             loop {
-                let frame = client.read_frame().await.expect("an answer");
+                let frame = client.read_frame().await.expect("a response");
                 if frame.stream == 1 && matches!(frame.kind, HEADERS | RST_STREAM) {
                     break;
                 }
@@ -194,7 +195,7 @@ fn an_http2_request_is_rejected_for_invalid_trailers() {
     });
 }
 
-/// The codec treats it as an invalid field block, which ends the connection.
+/// The codec treats such a section as an invalid field block, which ends the connection.
 #[test]
 fn a_control_byte_in_http2_trailers_is_not_forwarded() {
     run(async {
@@ -212,7 +213,7 @@ fn a_control_byte_in_http2_trailers_is_not_forwarded() {
             .await;
         client.send_bytes(frames::encode_frame(DATA, 0, 1, b"abc")).await;
         client.send_bytes(trailer_frames(1, &frames::header_block(&[("x", "a\u{1}b")]))).await;
-        assert!(client.frame_of(frames::GOAWAY).await.is_some());
+        assert!(client.read_frame_of_kind(frames::GOAWAY).await.is_some());
         wait_until(|| mesh.client.telemetry.rejected_connections() == [("bad-request", 1)].into())
             .await;
         assert!(app.received_requests().is_empty(), "{:?}", app.received_requests());

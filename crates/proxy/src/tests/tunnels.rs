@@ -18,7 +18,7 @@ use super::fixture::{
     Application, Client, End, Mesh, Setup, meshed_endpoint, run, test_credential, tls_accept,
     wait_until,
 };
-use super::http2::{application_by, http2_mesh, read_body, send_data};
+use super::http2::{http2_mesh, read_body, send_data, start_application_with};
 use crate::config::Limits;
 use crate::http2::connect::accept_key;
 use crate::session::ListenerKind;
@@ -97,24 +97,24 @@ where
 {
     let mut builder = Builder::new();
     builder.enable_connect_protocol();
-    application_by(builder, serve).await
+    start_application_with(builder, serve).await
 }
 
 fn late_bytes() -> Vec<u8> {
     (0..LATE_BYTES).map(|index| index as u8).collect()
 }
 
-/// Upgrades, and reads the application's direction to its end.
+/// Opens a tunnel by an HTTP/1.1 upgrade, and reads the application's bytes to their end.
 async fn open_half_closed(address: SocketAddr, request: &str) -> Client<tokio::net::TcpStream> {
     let mut client = Client::connect(address).await;
     client.send_bytes(request).await;
-    assert_eq!(client.read_head().await.expect("an answer").status, 101);
+    assert_eq!(client.read_head().await.expect("a response").status, 101);
     assert_eq!(client.read_exactly(5).await, b"hello");
     assert_eq!(client.read_end().await, End::Clean);
     client
 }
 
-/// The same over HTTP/2.
+/// Opens a tunnel over HTTP/2, and reads the application's bytes to their end.
 async fn open_half_closed_http2(listener: SocketAddr) -> SendStream<Bytes> {
     let (response, stream) = open_tunnel(listener).await;
     assert_eq!(response.status(), 200);
@@ -127,7 +127,7 @@ async fn send_late_bytes(mut client: Client<tokio::net::TcpStream>) {
     client.stream.shutdown().await.unwrap();
 }
 
-/// At each listener that accepts HTTP/1.1.
+/// Covers each listener that accepts HTTP/1.1.
 #[test]
 fn an_http1_client_may_send_after_the_application_half_closes() {
     run(async {
@@ -193,7 +193,7 @@ fn a_peer_without_links_may_half_close_first() {
         let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
         let received = Received::default();
         let received_messages = received.clone();
-        let foreign = Application::start(move |client| {
+        let foreign_app = Application::start(move |client| {
             let (identity, received_messages) = (identity.clone(), received_messages.clone());
             async move {
                 let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP1]).await.unwrap();
@@ -205,7 +205,7 @@ fn a_peer_without_links_may_half_close_first() {
                 received_messages.borrow_mut().push(last);
             }
         });
-        let application = foreign.await;
+        let application = foreign_app.await;
         mesh.route_to(&[meshed_endpoint("foreign-1", application.address, "ratings")]);
         let app = HalfClosingApplication { application, received };
         send_late_bytes(open_half_closed(mesh.listener, UPGRADE).await).await;
@@ -227,7 +227,7 @@ fn a_half_closed_tunnel_ends_after_the_idle_timeout() {
             let setup = Setup { limits, protocol, ..Setup::default() };
             let mesh = Mesh::new(app.application.address, setup).await;
             let mut client = open_half_closed(mesh.listener, UPGRADE).await;
-            // The client leaves its direction open.
+            // The client does not close its direction.
             wait_until(|| mesh.client.ended_count() == 1 && mesh.server.ended_count() == 1).await;
             wait_until(|| !app.received.borrow().is_empty() || over_http2).await;
             client.stream.shutdown().await.unwrap();

@@ -12,7 +12,7 @@ const UPGRADE: &str = "GET /chat HTTP/1.1\r\nhost: x\r\nConnection: keep-alive, 
 const SWITCHING: &str = "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\n\
                          upgrade: websocket\r\nsec-websocket-accept: b\r\n\r\n";
 
-/// Starts an application that accepts, speaks first, and echoes until its client ends.
+/// Starts an application that accepts an upgrade, sends first, and echoes until its client half-closes.
 async fn start_echo() -> Application {
     Application::start(|mut client| async move {
         let request = client.read_head().await.unwrap();
@@ -119,7 +119,7 @@ fn a_peer_without_links_upgrades_too() {
     run(async {
         let mesh = Mesh::permissive("127.0.0.1:1".parse().unwrap()).await;
         let identity = std::rc::Rc::new(test_credential(&mesh.authority, "ratings"));
-        let foreign = Application::start(move |client| {
+        let foreign_app = Application::start(move |client| {
             let identity = identity.clone();
             async move {
                 let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP1]).await.unwrap();
@@ -132,7 +132,7 @@ fn a_peer_without_links_upgrades_too() {
             }
         })
         .await;
-        mesh.route_to(&[meshed_endpoint("foreign-1", foreign.address, "ratings")]);
+        mesh.route_to(&[meshed_endpoint("foreign-1", foreign_app.address, "ratings")]);
         let mut client = Client::connect(mesh.listener).await;
         client.send_bytes([UPGRADE, "ping"].concat()).await;
         assert_eq!(client.read_head().await.unwrap().status, 101);

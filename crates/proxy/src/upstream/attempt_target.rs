@@ -39,10 +39,10 @@ impl AttemptTarget {
     }
 
     /// Counts a request as in flight until the guard is dropped, and measures its latency from the pick.
-    pub(crate) fn start_timed(&self) -> Option<TimedAttempt> {
+    pub(crate) fn start_timed_attempt(&self) -> Option<TimedAttempt> {
         match self {
             Self::Application(_) => None,
-            Self::Upstream(upstream) => Some(upstream.start_timed()),
+            Self::Upstream(upstream) => Some(upstream.start_timed_attempt()),
         }
     }
 
@@ -100,7 +100,7 @@ impl AttemptTarget {
         let result = match self {
             Self::Application(_) => return Err(Reason::Unsupported),
             Self::Upstream(upstream) if upstream.is_plain() => return Err(Reason::Unsupported),
-            Self::Upstream(upstream) => connect::foreign_http1(upstream, worker, wait).await,
+            Self::Upstream(upstream) => connect::checkout_tls_http1(upstream, worker, wait).await,
         };
         if let Some(timed_attempt) = timed_attempt {
             timed_attempt.mark_connected();

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use leno_model::{FixedResponse, Reason};
 use leno_telemetry::{Count, MetricsShard};
 use leno_traffic::circuit_breaker::{Circuit, CircuitTicket, RequestOutcome, Transition, Trigger};
-use leno_traffic::outlier::{EndpointResult, FailureEvidence, classify_ending};
+use leno_traffic::outlier::{EndpointResult, FailureEvidence, classify_result};
 use leno_traffic::traffic_policy::{
     CompiledCircuitBreaker, CountResult, InProgressCounts, LimitedCount, PortTrafficPolicy,
     ServicePortId,
@@ -26,28 +26,28 @@ use crate::worker::Worker;
 /// One circuit breaker, shared by all policy sets of its port, and by all ports to which a route of its service
 /// forwards.
 pub(crate) struct CircuitBreakerState {
-    breaker: Arc<CompiledCircuitBreaker>,
+    compiled: Arc<CompiledCircuitBreaker>,
     circuit: Option<RefCell<Circuit>>,
     /// The number of the circuit in the conditions of the proxy.
-    number: u64,
+    circuit_number: u64,
     config_store: Arc<ConfigStore>,
     shard: Rc<MetricsShard>,
 }
 
-/// The circuit breakers that apply to a request: that of the called service, then that of the port. Both must
-/// permit it.
+/// The circuit breakers that apply to a request: that of the called service, and that of the port. Both must
+/// permit the request.
 #[derive(Clone)]
 pub(crate) struct CircuitBreakers {
-    /// That of the called service.
+    /// The circuit breaker of the called service.
     service: Option<Rc<CircuitBreakerState>>,
-    /// That of the port.
+    /// The circuit breaker of the port.
     port: Option<Rc<CircuitBreakerState>>,
     pub(super) connect_timeout: Option<Duration>,
 }
 
 /// A permitted attempt.
 pub(crate) struct CircuitPermit {
-    /// One for each circuit, in the order of [`CircuitBreakers::breakers`].
+    /// One ticket for each circuit breaker, in the order of [`CircuitBreakers::breakers`].
     tickets: [Option<CircuitTicket>; 2],
     start: Duration,
     _limit_permit: Option<LimitPermit>,
@@ -57,9 +57,9 @@ impl CircuitBreakerState {
     fn new(breaker: &Arc<CompiledCircuitBreaker>, worker: &Worker) -> Self {
         let trip = breaker.breaker.rule.trip.clone();
         Self {
-            breaker: breaker.clone(),
+            compiled: breaker.clone(),
             circuit: trip.map(|trip| RefCell::new(Circuit::new(trip))),
-            number: worker.config_store.conditions.next_number(),
+            circuit_number: worker.config_store.conditions.next_number(),
             config_store: worker.config_store.clone(),
             shard: worker.shard.clone(),
         }
@@ -82,14 +82,15 @@ impl CircuitBreakerState {
     ) {
         let (Some(circuit), Some(ticket)) = (&self.circuit, ticket) else { return };
         let mut circuit = circuit.borrow_mut();
-        let failed = match classify_ending(&circuit.rule().failures, result) {
+        let is_failure = match classify_result(&circuit.rule().failures, result) {
             FailureEvidence::Unknown => return circuit.release_ticket(ticket),
-            FailureEvidence::Yes => true,
-            FailureEvidence::No => false,
+            FailureEvidence::Failure => true,
+            FailureEvidence::NoFailure => false,
         };
         let upgraded = matches!(result, EndpointResult::Response { status: 101, .. });
         let duration = if upgraded { Duration::ZERO } else { now.saturating_sub(start) };
-        let transition = circuit.record_result(ticket, RequestOutcome { failed, duration }, now);
+        let transition =
+            circuit.record_result(ticket, RequestOutcome { failed: is_failure, duration }, now);
         self.report_transition(transition);
     }
 
@@ -101,7 +102,7 @@ impl CircuitBreakerState {
 
     /// Acquires a slot of one of its limits. Returns true if it is counted, and has to be released.
     fn acquire_slot(&self, selector: LimitSelector) -> Result<bool, Reason> {
-        match selector(&self.breaker.in_progress).try_enter() {
+        match selector(&self.compiled.in_progress).try_enter() {
             CountResult::Unlimited => Ok(false),
             CountResult::Counted => Ok(true),
             CountResult::Full => Err(self.count_rejection(Reason::CircuitFull)),
@@ -112,8 +113,8 @@ impl CircuitBreakerState {
     fn count_rejection(&self, reason: Reason) -> Reason {
         rule_matches::count_whole_policy(
             &self.shard,
-            &self.breaker.breaker.policy,
-            &self.breaker.match_slot,
+            &self.compiled.breaker.policy,
+            &self.compiled.match_slot,
         );
         reason
     }
@@ -124,22 +125,22 @@ impl CircuitBreakerState {
 
     /// Reports a transition of the circuit to the counters, the log and the conditions of the proxy.
     fn report_transition(&self, transition: Option<Transition>) {
-        let policy = &self.breaker.breaker.policy;
-        let ServicePortId { service, port } = &self.breaker.subject;
+        let policy = &self.compiled.breaker.policy;
+        let ServicePortId { service, port } = &self.compiled.subject;
         match transition {
             None => {}
             Some(Transition::Opened(trigger)) => {
                 self.shard.add(Count::CircuitOpened, 1);
                 self.report_open(trigger);
                 let open_duration =
-                    self.breaker.breaker.rule.trip.as_ref().map(|trip| trip.open_duration);
+                    self.compiled.breaker.rule.trip.as_ref().map(|trip| trip.open_duration);
                 let open_duration = tracing::field::debug(open_duration.unwrap_or_default());
                 let trigger = trigger.as_str();
                 tracing::warn!(%service, port, %policy, trigger, open_duration, "circuit opened");
             }
             Some(Transition::Closed) => {
                 self.shard.add(Count::CircuitClosed, 1);
-                self.config_store.conditions.remove_circuit(self.number);
+                self.config_store.conditions.remove_circuit(self.circuit_number);
                 tracing::info!(%service, port, %policy, "circuit closed");
             }
         }
@@ -149,23 +150,23 @@ impl CircuitBreakerState {
 impl CircuitBreakerState {
     /// Adds the open circuit to the conditions of the proxy.
     fn report_open(&self, trigger: Trigger) {
-        let breaker = &self.breaker.breaker;
+        let breaker = &self.compiled.breaker;
         let circuit = OpenCircuit {
-            subject: self.breaker.subject.clone(),
+            subject: self.compiled.subject.clone(),
             policy: breaker.policy.clone(),
             trigger,
             since: Instant::now(),
             open_for: breaker.rule.trip.as_ref().map(|trip| trip.open_duration).unwrap_or_default(),
             status: breaker.rule.response.status.unwrap_or(Reason::CircuitOpen.status()),
         };
-        self.config_store.conditions.add_circuit(self.number, circuit);
+        self.config_store.conditions.add_circuit(self.circuit_number, circuit);
     }
 }
 
 impl Drop for CircuitBreakerState {
     fn drop(&mut self) {
         if self.circuit.is_some() {
-            self.config_store.conditions.remove_circuit(self.number);
+            self.config_store.conditions.remove_circuit(self.circuit_number);
         }
     }
 }
@@ -180,10 +181,10 @@ impl CircuitBreakers {
     ) -> Option<Self> {
         let circuit_breaker = |breaker: &Arc<CompiledCircuitBreaker>| {
             let mut existing = existing.clone().flat_map(Self::breakers);
-            let shared = existing
-                .find(|circuit_breaker| Arc::ptr_eq(&circuit_breaker.breaker, breaker))
+            let shared_breaker = existing
+                .find(|circuit_breaker| Arc::ptr_eq(&circuit_breaker.compiled, breaker))
                 .cloned();
-            shared.unwrap_or_else(|| Rc::new(CircuitBreakerState::new(breaker, worker)))
+            shared_breaker.unwrap_or_else(|| Rc::new(CircuitBreakerState::new(breaker, worker)))
         };
         let service = traffic_policy.called.as_ref().map(circuit_breaker);
         let port = traffic_policy.breaker.as_ref().map(circuit_breaker);
@@ -247,7 +248,7 @@ impl CircuitBreakers {
         for (circuit_breaker, slot) in self.breakers().zip(&mut permit.breakers) {
             // Slots acquired before a limit that is reached are released on drop.
             if circuit_breaker.acquire_slot(selector)? {
-                *slot = Some(circuit_breaker.breaker.clone());
+                *slot = Some(circuit_breaker.compiled.clone());
             }
         }
         Ok(permit.breakers.iter().any(Option::is_some).then_some(permit))
@@ -278,11 +279,11 @@ impl CircuitBreakers {
         if reason != Reason::CircuitOpen {
             return None;
         }
-        let open = self
+        let open_breaker = self
             .breakers()
             .find(|circuit_breaker| circuit_breaker.is_open(now))
             .or_else(|| self.breakers().next())?;
-        open.breaker.response.clone()
+        open_breaker.compiled.response.clone()
     }
 }
 

@@ -30,13 +30,13 @@ pub(crate) struct UpstreamCluster {
     /// Circuit breakers, if a policy configures them.
     circuit_breakers: Option<CircuitBreakers>,
     /// The load balancer, if a policy configures it.
-    balance: Option<Rc<LoadBalancer>>,
+    load_balancer: Option<Rc<LoadBalancer>>,
 }
 
 /// Slow-start endpoints of a port, shared by its successive states.
 pub(crate) type PortSlowStart = Rc<RefCell<SlowStartEndpoints>>;
 
-/// A load balancer, and the slow-start endpoints.
+/// The load balancer of a port, and its slow-start endpoints.
 struct LoadBalancer {
     balancing: Arc<PortLoadBalancing>,
     balancer: Balancer,
@@ -59,8 +59,9 @@ impl UpstreamCluster {
                 existing.find(|outlier_monitor| outlier_monitor.is_for(outlier_detection)).cloned();
             shared.unwrap_or_else(|| OutlierMonitor::start(worker, outlier_detection))
         });
-        let balance = traffic_policy.balancing.as_ref().map(|balancing| {
-            let mut existing = existing.clone().filter_map(|cluster| cluster.balance.as_ref());
+        let load_balancer = traffic_policy.balancing.as_ref().map(|balancing| {
+            let mut existing =
+                existing.clone().filter_map(|cluster| cluster.load_balancer.as_ref());
             let shared = existing
                 .find(|load_balancer| Arc::ptr_eq(&load_balancer.balancing, balancing))
                 .cloned();
@@ -76,7 +77,7 @@ impl UpstreamCluster {
             config_store: worker.config_store.clone(),
             outlier_monitor,
             circuit_breakers: CircuitBreakers::new(traffic_policy, worker, existing),
-            balance,
+            load_balancer,
         })
     }
 
@@ -100,10 +101,10 @@ impl UpstreamCluster {
         if let Some(outlier_monitor) = &self.outlier_monitor {
             outlier_monitor.update_endpoints(worker, endpoints, version, self.now());
         }
-        if let Some(balance) = &self.balance
-            && let Some(slow_start) = balance.balancer.rule().slow_start
+        if let Some(load_balancer) = &self.load_balancer
+            && let Some(slow_start) = load_balancer.balancer.rule().slow_start
         {
-            let mut slow_start_endpoints = balance.slow_start_endpoints.borrow_mut();
+            let mut slow_start_endpoints = load_balancer.slow_start_endpoints.borrow_mut();
             slow_start_endpoints.update_endpoints(
                 endpoints,
                 worker.config_store.age(),
@@ -114,13 +115,16 @@ impl UpstreamCluster {
 
     /// Returns the load balancer, if a policy configures it.
     pub(crate) fn balancer(&self) -> Option<&Balancer> {
-        self.balance.as_ref().map(|balance| &balance.balancer)
+        self.load_balancer.as_ref().map(|load_balancer| &load_balancer.balancer)
     }
 
     /// Returns the age of an endpoint, if it is in slow start.
     pub(crate) fn endpoint_age(&self, worker: &Worker, endpoint: &EndpointId) -> Option<Duration> {
-        let balance = self.balance.as_ref()?;
-        balance.slow_start_endpoints.borrow().endpoint_age(endpoint, worker.config_store.age())
+        let load_balancer = self.load_balancer.as_ref()?;
+        load_balancer
+            .slow_start_endpoints
+            .borrow()
+            .endpoint_age(endpoint, worker.config_store.age())
     }
 
     /// True if requests may go to an endpoint.
@@ -195,7 +199,7 @@ impl UpstreamCluster {
             .circuit_breakers
             .as_ref()
             .and_then(|circuit_breakers| circuit_breakers.fixed_response(reason, self.now()));
-        Failure { answer: response, ..Failure::from(reason) }
+        Failure { response, ..Failure::from(reason) }
     }
 
     fn now(&self) -> Duration {
@@ -217,7 +221,7 @@ pub(crate) struct OutcomeGuard {
 }
 
 impl OutcomeGuard {
-    /// The upstream state that records the outcome.
+    /// Returns the upstream state that records the outcome.
     pub(crate) fn upstream_cluster(&self) -> &UpstreamCluster {
         &self.cluster
     }

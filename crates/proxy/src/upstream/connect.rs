@@ -25,7 +25,7 @@ use crate::dial::{dial_address, dial_reason};
 use crate::http2::client::connect_and_handshake;
 use crate::io::{ByteStream, Io};
 use crate::link::LinkHandle;
-use crate::tls::{ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, AlpnOffer, TlsConfigs, expiry_instant};
+use crate::tls::{ALPN_EXCLUSIVE, ALPN_HTTP2, ALPN_LINK, AlpnOffer, TlsConfigs, expiry_instant};
 use crate::worker::Worker;
 
 /// The time limit of a request's wait for a connection to an endpoint.
@@ -40,19 +40,20 @@ pub(crate) enum ConnectWait {
 }
 
 impl ConnectWait {
-    /// Returns the wait under the policies of a port, which may limit it.
+    /// Returns the `connectTimeout` of the policies of a port, or `default_wait` if there is none.
     pub(crate) fn for_cluster(
         cluster: Option<&UpstreamCluster>,
-        otherwise: impl FnOnce() -> Self,
+        default_wait: impl FnOnce() -> Self,
     ) -> Self {
-        cluster.and_then(UpstreamCluster::connect_timeout).map_or_else(otherwise, Self::Limited)
+        cluster.and_then(UpstreamCluster::connect_timeout).map_or_else(default_wait, Self::Limited)
     }
 }
 
-/// Returns the wait of an attempt for a connection, by the number of retries and of endpoints.
-pub(crate) fn connect_wait_for(retries: u32, endpoints: usize) -> ConnectWait {
-    let number = usize::try_from(retries).unwrap_or(usize::MAX);
-    match endpoints > 1 && number < retry::unsent_max(endpoints - 1) {
+/// Returns how long an attempt waits for a connection: a short time if the request can be retried at another
+/// endpoint.
+pub(crate) fn connect_wait_for(retry_count: u32, endpoint_count: usize) -> ConnectWait {
+    let retries = usize::try_from(retry_count).unwrap_or(usize::MAX);
+    match endpoint_count > 1 && retries < retry::unsent_max(endpoint_count - 1) {
         true => ConnectWait::Short,
         false => ConnectWait::Whole,
     }
@@ -63,7 +64,7 @@ pub(crate) fn connect_wait_for(retries: u32, endpoints: usize) -> ConnectWait {
 pub(crate) struct ConnectAttempt {
     /// The outcome; `None` while the attempt is in progress.
     outcome: Cell<Option<Result<(), Reason>>>,
-    /// The first connection to a foreign peer, for the first request that takes it.
+    /// The connection to a peer that supports HTTP/1.1 only, for the first request that takes it.
     http1: RefCell<Option<Http1Upstream>>,
     /// Notified when the outcome is known.
     done: Notify,
@@ -88,7 +89,7 @@ pub(crate) async fn acquire_connection(
     worker: &Rc<Worker>,
     wait: ConnectWait,
 ) -> Result<Checkout, Reason> {
-    upstream.extend_wait(wait);
+    upstream.extend_connect_timeout(wait);
     let mut acquisition = pin!(acquire_retrying(upstream, worker));
     let max_wait = upstream.connect_timeout_for(worker, wait);
     if wait != ConnectWait::Whole {
@@ -112,7 +113,7 @@ async fn acquire_retrying(
     worker: &Rc<Worker>,
 ) -> Result<Checkout, Reason> {
     let mut attempts = 0;
-    while attempts < MAX_ATTEMPTS {
+    while attempts < MAX_JOINED_ATTEMPTS {
         if let Some(checkout) = upstream.http2.wait_for_room().await {
             return Ok(Checkout::Http2(checkout));
         }
@@ -120,15 +121,15 @@ async fn acquire_retrying(
         let outcome = tokio::select! {
             biased;
             outcome = attempt.wait_for_outcome() => outcome,
-            Some(checkout) = upstream.http2.room_on_open() => return Ok(Checkout::Http2(checkout)),
+            Some(checkout) = upstream.http2.wait_for_room_on_open() => return Ok(Checkout::Http2(checkout)),
         };
         // Even after a failed attempt, a suspended link may have resumed.
-        if let Some(link) = upstream.open_link() {
+        if let Some(link) = upstream.find_open_link() {
             return Ok(Checkout::Link(link));
         }
         if let Err(reason) = outcome {
             // The peer may accept only a few connections.
-            let checkout = upstream.http2.room_on_open().await.ok_or(reason)?;
+            let checkout = upstream.http2.wait_for_room_on_open().await.ok_or(reason)?;
             return Ok(Checkout::Http2(checkout));
         }
         if let Some(checkout) = upstream.http2.acquire_ready() {
@@ -146,7 +147,7 @@ async fn acquire_retrying(
 }
 
 /// Returns an exclusive HTTP/1.1 connection to a peer that normally uses HTTP/2.
-pub(crate) async fn foreign_http1(
+pub(crate) async fn checkout_tls_http1(
     upstream: &Upstream,
     worker: &Worker,
     wait: ConnectWait,
@@ -195,7 +196,7 @@ pub(crate) async fn acquire_exclusive(
     if alpn == Some(ALPN_LINK) {
         return upstream.acquire(worker, None, wait).await;
     }
-    let marks_rejections = alpn == Some(ALPN_ALONE);
+    let marks_rejections = alpn == Some(ALPN_EXCLUSIVE);
     let mut connection = Box::new(exclusive_connection(tls, expires, worker));
     connection.marks_rejections = marks_rejections;
     Ok(Checkout::Http1(connection))
@@ -208,9 +209,9 @@ fn exclusive_connection(
     worker: &Worker,
 ) -> Http1Upstream {
     let io = Io::new(ByteStream::Client(Box::new(tls)));
-    let counted = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
+    let open_counter = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
     let max_wait = worker.config.limits.body_stall_timeout;
-    Http1Upstream::new(io, max_wait, counted).expiring_at(expires)
+    Http1Upstream::new(io, max_wait, open_counter).expiring_at(expires)
 }
 
 /// Checks out a connection to an endpoint without a sidecar, for this protocol.
@@ -228,7 +229,7 @@ pub(crate) async fn acquire_plaintext(
         }
         ApplicationProtocol::Http1 => {
             worker.shard.add(Count::CheckoutOpened, 1);
-            upstream.is_foreign.set(true);
+            upstream.uses_http1.set(true);
             let result = connect_application(address, worker, max_wait).await;
             result.map(|mut connection| {
                 // No other proxy normalizes its responses.
@@ -285,13 +286,13 @@ fn record_outcome(upstream: &Upstream, worker: &Worker, outcome: Result<(), Reas
         Err(Reason::ConnectTimeout) => upstream.mark_unresponsive(worker),
         Err(_) => upstream.back_off(worker),
     }
-    worker.shard.add(count_of(outcome), 1);
+    worker.shard.add(outcome_counter(outcome), 1);
 }
 
 /// Returns the attempt in progress, or starts one.
 fn join_attempt(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Rc<ConnectAttempt> {
     // A peer without links needs a connection for each request; only the first attempt is shared.
-    if !upstream.is_foreign.get()
+    if !upstream.uses_http1.get()
         && let Some(attempt) = upstream.attempt.borrow().as_ref()
     {
         return attempt.clone();
@@ -321,8 +322,11 @@ pub(super) fn start_probe(upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
     *upstream.attempt.borrow_mut() = Some(Rc::default());
     let (upstream, worker) = (upstream.clone(), worker.clone());
     tokio::task::spawn_local(async move {
-        let connecting =
-            connect_application(upstream.endpoint.address, &worker, upstream.max_wait(&worker));
+        let connecting = connect_application(
+            upstream.endpoint.address,
+            &worker,
+            upstream.shared_connect_timeout(&worker),
+        );
         let outcome = connecting.await.map(drop);
         record_outcome(&upstream, &worker, outcome);
         upstream.attempt.borrow_mut().take();
@@ -336,34 +340,34 @@ async fn open_connection(
     attempt: &ConnectAttempt,
 ) -> Result<(), Reason> {
     let (tls, expires) =
-        within_connect_timeout(upstream, worker, open_tls(upstream, worker, AlpnOffer::All))
-            .await??;
-    let max_wait = upstream.max_wait(worker);
+        await_connect_step(upstream, worker, open_tls(upstream, worker, AlpnOffer::All)).await??;
+    let max_wait = upstream.shared_connect_timeout(worker);
     let alpn = tls.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
     let io = Io::new(ByteStream::Client(Box::new(tls)));
-    let counted = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
+    let open_counter = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
     let is_http1 = !matches!(alpn.as_deref(), Some(ALPN_LINK | ALPN_HTTP2));
-    upstream.is_foreign.set(is_http1);
+    upstream.uses_http1.set(is_http1);
     if is_http1 {
         let max_wait = worker.config.limits.body_stall_timeout;
-        let connection = Http1Upstream::new(io, max_wait, counted).expiring_at(expires);
+        let connection = Http1Upstream::new(io, max_wait, open_counter).expiring_at(expires);
         *attempt.http1.borrow_mut() = Some(connection);
         return Ok(());
     }
     if alpn.as_deref() == Some(ALPN_HTTP2) {
-        return Box::pin(handshake_http2(upstream, worker, (io, counted), expires)).await;
+        return Box::pin(handshake_http2(upstream, worker, (io, open_counter), expires)).await;
     }
     let link = LinkHandle::new(Role::Opener);
     let (driven_link, shard, weak_worker) =
         (link.clone(), worker.shard.clone(), Rc::downgrade(worker));
     let address = upstream.endpoint.address;
-    suspend_when_silent(&link, upstream, worker);
+    install_silence_handler(&link, upstream, worker);
     let weak_upstream = Rc::downgrade(upstream);
-    let idle = worker.config.limits.idle_connection;
+    let idle_timeout = worker.config.limits.idle_connection;
     tokio::task::spawn_local(async move {
-        let _counted = (counted, OpenCounter::for_link(&shard, ConnectionSide::Upstream));
+        let _open_counters =
+            (open_counter, OpenCounter::for_link(&shard, ConnectionSide::Upstream));
         // Only the opener opens streams; the state machine rejects streams from the other side.
-        let mut driver = pin!(driven_link.clone().drive(io, idle, |_| {}));
+        let mut driver = pin!(driven_link.clone().drive(io, idle_timeout, |_| {}));
         let outcome = tokio::select! {
             outcome = &mut driver => Some(outcome),
             // The peer's identity is valid until its certificate expires.
@@ -384,18 +388,18 @@ async fn open_connection(
         }
     });
     // In TLS 1.3 the server verifies our certificate after we have verified its; its first frame confirms ours.
-    let ready = match tokio::time::timeout(max_wait, link.wait_ready()).await {
-        Ok(ready) => ready.map_err(|_| Reason::UpstreamHandshakeFailed),
+    let readiness = match tokio::time::timeout(max_wait, link.wait_ready()).await {
+        Ok(readiness) => readiness.map_err(|_| Reason::UpstreamHandshakeFailed),
         Err(_) => Err(Reason::ConnectTimeout),
     };
-    match ready {
+    match readiness {
         Ok(()) => upstream.add_link(link),
         Err(_) => link.abandon(),
     }
-    ready
+    readiness
 }
 
-/// Performs the HTTP/2 handshake on a session, or on another one if the peer ends it before any stream.
+/// Performs the HTTP/2 handshake on a TLS session, or on a new session if the peer closes it before any stream.
 async fn handshake_http2(
     upstream: &Upstream,
     worker: &Worker,
@@ -412,19 +416,22 @@ async fn handshake_http2(
             return Err(Reason::UpstreamHandshakeFailed);
         }
         expires_at.set(expires);
-        let counted = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
-        Ok((Io::new(ByteStream::Client(Box::new(tls))), counted))
+        let open_counter = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
+        Ok((Io::new(ByteStream::Client(Box::new(tls))), open_counter))
     };
-    let result =
-        tokio::time::timeout(upstream.max_wait(worker), connect_and_handshake(connect)).await;
+    let result = tokio::time::timeout(
+        upstream.shared_connect_timeout(worker),
+        connect_and_handshake(connect),
+    )
+    .await;
     let result = result.map_err(|_| Reason::ConnectTimeout)?;
     let sender = result.map_err(|_| Reason::UpstreamHandshakeFailed)?;
     upstream.http2.add_connection(sender, Some(expires_at.get()));
     Ok(())
 }
 
-/// Suspends the link at its endpoint while its peer does not respond.
-fn suspend_when_silent(link: &LinkHandle, upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
+/// Installs a handler that suspends the link at its endpoint while the peer does not respond.
+fn install_silence_handler(link: &LinkHandle, upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
     let (upstream, worker) = (Rc::downgrade(upstream), Rc::downgrade(worker));
     link.on_silence(move |link, is_silent| {
         let (Some(upstream), Some(worker)) = (upstream.upgrade(), worker.upgrade()) else {
@@ -442,18 +449,18 @@ fn suspend_when_silent(link: &LinkHandle, upstream: &Rc<Upstream>, worker: &Rc<W
 }
 
 /// Waits for a step of a shared connection attempt, up to the longest limit of its requests.
-async fn within_connect_timeout<T>(
+async fn await_connect_step<T>(
     upstream: &Upstream,
     worker: &Worker,
     step: impl Future<Output = T>,
 ) -> Result<T, Reason> {
     let (mut step, start) = (pin!(step), tokio::time::Instant::now());
     loop {
-        let max_wait = upstream.max_wait(worker);
+        let max_wait = upstream.shared_connect_timeout(worker);
         match tokio::time::timeout_at(start + max_wait, step.as_mut()).await {
             Ok(output) => return Ok(output),
             // A request with a longer limit has joined meanwhile.
-            Err(_) if upstream.max_wait(worker) > max_wait => {}
+            Err(_) if upstream.shared_connect_timeout(worker) > max_wait => {}
             Err(_) => return Err(Reason::ConnectTimeout),
         }
     }
@@ -507,8 +514,8 @@ pub(crate) async fn open_tls_to(
     }
 }
 
-/// Returns the counter of an outcome.
-fn count_of(outcome: Result<(), Reason>) -> Count {
+/// Returns the counter that an outcome increments.
+fn outcome_counter(outcome: Result<(), Reason>) -> Count {
     match outcome {
         Ok(()) => Count::UpstreamConnected,
         Err(Reason::ConnectTimeout) => Count::UpstreamConnectTimeout,
@@ -536,9 +543,9 @@ pub(crate) async fn connect_application(
         .await
         .map_err(|_| Reason::ConnectTimeout)?
         .map_err(|_| Reason::ConnectFailed)?;
-    let counted = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
+    let open_counter = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
     let max_wait = worker.config.limits.body_stall_timeout;
-    let connection = Http1Upstream::new(Io::new(ByteStream::Plain(tcp)), max_wait, counted);
+    let connection = Http1Upstream::new(Io::new(ByteStream::Plain(tcp)), max_wait, open_counter);
     Ok(connection.with_permit(permit))
 }
 
@@ -549,4 +556,4 @@ pub(crate) async fn connect_tcp(address: SocketAddr, config: &Config) -> Result<
 
 /// The maximum number of attempts that one request joins at an endpoint that closes each connection
 /// immediately.
-const MAX_ATTEMPTS: usize = 12;
+const MAX_JOINED_ATTEMPTS: usize = 12;

@@ -31,9 +31,10 @@ impl HealthCheckTask {
         check: HealthCheck,
     ) -> Self {
         // Sidecars that receive a policy at the same time start with different endpoints.
-        let first = usize::try_from(worker.random_number() >> 32).unwrap_or(0);
+        let first_index = usize::try_from(worker.random_number() >> 32).unwrap_or(0);
         let (worker, check) = (Rc::downgrade(worker), Rc::new(check));
-        let checker = HealthChecker { worker, outlier_monitor, outlier_detection, check, first };
+        let checker =
+            HealthChecker { worker, outlier_monitor, outlier_detection, check, first_index };
         let rounds = async move { while checker.run_round().await.is_some() {} };
         Self(tokio::task::spawn_local(rounds).abort_handle())
     }
@@ -53,7 +54,7 @@ struct HealthChecker {
     outlier_detection: Arc<PortOutlierDetection>,
     check: Rc<HealthCheck>,
     /// The index of the first endpoint of each round, modulo their number.
-    first: usize,
+    first_index: usize,
 }
 
 impl HealthChecker {
@@ -63,10 +64,11 @@ impl HealthChecker {
         let endpoints = self.current_endpoints()?;
         let count = endpoints.len().max(1);
         let step = interval / u32::try_from(count).unwrap_or(u32::MAX);
-        let in_turn = endpoints.iter().cycle().skip(self.first % count).take(endpoints.len());
-        for (checked, endpoint) in (1_u32..).zip(in_turn) {
+        let rotated_endpoints =
+            endpoints.iter().cycle().skip(self.first_index % count).take(endpoints.len());
+        for (checked_count, endpoint) in (1_u32..).zip(rotated_endpoints) {
             self.check_endpoint(endpoint)?;
-            sleep_until(start + step * checked).await;
+            sleep_until(start + step * checked_count).await;
         }
         sleep_until(start + interval).await;
         Some(())
@@ -90,7 +92,7 @@ impl HealthChecker {
             return None;
         }
         let config = worker.config_store.current_config()?;
-        worker.retire_removed(&config);
+        worker.retire_removed_endpoints(&config);
         let port = config.compiled.port_of_detector(&self.outlier_detection)?;
         let now = worker.config_store.age();
         outlier_monitor.update_endpoints(&worker, &port.endpoints, config.version, now);
@@ -140,8 +142,8 @@ impl EndpointCheck {
         };
         let evidence = classify_check(result);
         let count = match evidence {
-            FailureEvidence::No => Count::HealthChecksOk,
-            FailureEvidence::Yes => Count::HealthChecksFailed,
+            FailureEvidence::NoFailure => Count::HealthChecksOk,
+            FailureEvidence::Failure => Count::HealthChecksFailed,
             FailureEvidence::Unknown => Count::HealthChecksUnknown,
         };
         self.worker.shard.add(count, 1);
@@ -153,8 +155,8 @@ impl EndpointCheck {
 
     async fn send_probe(&self, upstream: &Rc<Upstream>) -> Result<EndpointResult, Reason> {
         match &self.check.probe {
-            HealthProbe::Http { path } => self.get(upstream, path).await,
-            HealthProbe::Grpc { .. } if upstream.is_plain() || upstream.is_foreign() => {
+            HealthProbe::Http { path } => self.send_get(upstream, path).await,
+            HealthProbe::Grpc { .. } if upstream.is_plain() || upstream.uses_http1() => {
                 Err(Reason::Unsupported)
             }
             HealthProbe::Grpc { service } => {
@@ -166,7 +168,11 @@ impl EndpointCheck {
         }
     }
 
-    async fn get(&self, upstream: &Rc<Upstream>, path: &str) -> Result<EndpointResult, Reason> {
+    async fn send_get(
+        &self,
+        upstream: &Rc<Upstream>,
+        path: &str,
+    ) -> Result<EndpointResult, Reason> {
         let head = self.request_head("GET", path, "");
         let status = match upstream.acquire(&self.worker, None, ConnectWait::Whole).await? {
             Checkout::Link(link) => {
@@ -212,12 +218,12 @@ impl EndpointCheck {
         let stream = send_buffered_request(&self.worker, link, head.as_bytes(), body).await?;
         let code = match read_response(&stream).await {
             Ok(response) => match health::is_serving(response) {
-                Ok(true) => OK,
-                Ok(false) | Err(_) => UNAVAILABLE,
+                Ok(true) => GRPC_OK,
+                Ok(false) | Err(_) => GRPC_UNAVAILABLE,
             },
             Err(CheckError::Mesh(reason)) => return Err(reason),
-            Err(CheckError::Grpc(code)) => code.parse().unwrap_or(UNAVAILABLE),
-            Err(_) => UNAVAILABLE,
+            Err(CheckError::Grpc(code)) => code.parse().unwrap_or(GRPC_UNAVAILABLE),
+            Err(_) => GRPC_UNAVAILABLE,
         };
         Ok(EndpointResult::Response { status: 200, grpc: Some(code) })
     }
@@ -225,11 +231,15 @@ impl EndpointCheck {
     fn request_head(&self, method: &str, path: &str, fields: &str) -> String {
         let id = &self.endpoint.id;
         let host = format!("{}.{}:{}", id.service.name, id.service.namespace, id.port);
-        format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\nuser-agent: {AGENT}\r\n{fields}\r\n")
+        format!(
+            "{method} {path} HTTP/1.1\r\nhost: {host}\r\nuser-agent: {USER_AGENT}\r\n{fields}\r\n"
+        )
     }
 }
 
-const AGENT: &str = concat!("leno-probe/", env!("CARGO_PKG_VERSION"));
-/// gRPC statuses for serving and not serving.
-const OK: u8 = 0;
-const UNAVAILABLE: u8 = 14;
+/// The `user-agent` of health checks.
+const USER_AGENT: &str = concat!("leno-probe/", env!("CARGO_PKG_VERSION"));
+/// The gRPC status of an application that serves.
+const GRPC_OK: u8 = 0;
+/// The gRPC status of an application that does not serve, or whose response is invalid.
+const GRPC_UNAVAILABLE: u8 = 14;

@@ -9,7 +9,7 @@ use leno_model::{Endpoint, HealthCheck, OutlierAlgorithm, PortOutlierDetection};
 use leno_telemetry::{Count, Gauge, MetricsShard};
 use leno_traffic::outlier::{
     EjectionCause, EjectionEvent, EjectionState, EndpointResult, FailureEvidence, OutlierDetector,
-    RequestResult, classify_ending,
+    RequestResult, classify_result,
 };
 
 use super::Upstream;
@@ -22,7 +22,7 @@ pub(crate) struct OutlierMonitor {
     /// The policy; held, so that its address stays unique.
     outlier_detection: Arc<PortOutlierDetection>,
     /// Active health checks, if the policy configures them.
-    _checking: Option<HealthCheckTask>,
+    _health_check_task: Option<HealthCheckTask>,
     /// The configuration version of the endpoints.
     version: Cell<u64>,
     state: RefCell<MonitorState>,
@@ -30,7 +30,7 @@ pub(crate) struct OutlierMonitor {
     /// The list of ejected endpoints, shared with the admin interface.
     ejected_list: Arc<EjectedEndpoints>,
     /// The number of the monitor in that list.
-    number: u64,
+    monitor_number: u64,
 }
 
 /// The mutable state of a monitor.
@@ -46,14 +46,14 @@ struct MonitorState {
 }
 
 impl OutlierMonitor {
-    /// Creates a detector; no endpoint is ejected yet.
+    /// Creates a monitor without ejected endpoints, and starts its health checks.
     pub(crate) fn start(
         worker: &Rc<Worker>,
         outlier_detection: &Arc<PortOutlierDetection>,
     ) -> Rc<Self> {
         Rc::new_cyclic(|outlier_monitor: &Weak<Self>| {
             let check = health_check(outlier_detection).cloned();
-            let start = |check| {
+            let start_task = |check| {
                 HealthCheckTask::start(
                     worker,
                     outlier_monitor.clone(),
@@ -61,14 +61,14 @@ impl OutlierMonitor {
                     check,
                 )
             };
-            Self::new(worker, outlier_detection, check.map(start))
+            Self::new(worker, outlier_detection, check.map(start_task))
         })
     }
 
     fn new(
         worker: &Worker,
         outlier_detection: &Arc<PortOutlierDetection>,
-        checking: Option<HealthCheckTask>,
+        health_check_task: Option<HealthCheckTask>,
     ) -> Self {
         let state = MonitorState {
             detector: OutlierDetector::new(&outlier_detection.algorithm, 0),
@@ -79,12 +79,12 @@ impl OutlierMonitor {
         };
         Self {
             outlier_detection: outlier_detection.clone(),
-            _checking: checking,
+            _health_check_task: health_check_task,
             version: Cell::new(0),
             state: RefCell::new(state),
             shard: worker.shard.clone(),
             ejected_list: worker.ejected.clone(),
-            number: worker.ejected.next_number(),
+            monitor_number: worker.ejected.next_number(),
         }
     }
 
@@ -149,13 +149,17 @@ impl OutlierMonitor {
     ) -> bool {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
-        let failed = match classify_ending(state.detector.failure_classes(), result) {
+        let is_failure = match classify_result(state.detector.failure_classes(), result) {
             FailureEvidence::Unknown => return false,
-            FailureEvidence::Yes => true,
-            FailureEvidence::No => false,
+            FailureEvidence::Failure => true,
+            FailureEvidence::NoFailure => false,
         };
-        let request_result =
-            RequestResult { failed, probe: is_probe, now, random: worker.random_number() };
+        let request_result = RequestResult {
+            failed: is_failure,
+            probe: is_probe,
+            now,
+            random: worker.random_number(),
+        };
         let slot = state.slot_for(upstream).unwrap_or(NO_SLOT);
         state.detector.record_outcome(slot, request_result, &mut state.events);
         if !state.events.is_empty() {
@@ -197,7 +201,7 @@ impl OutlierMonitor {
             let (workload, policy) = (&endpoint.id.workload, &self.outlier_detection.policy);
             match event {
                 EjectionEvent::Ejected { cause, pause, .. } => {
-                    self.shard.add(count_of(cause), 1);
+                    self.shard.add(ejection_counter(cause), 1);
                     state.ejected.retain(|(ejected_slot, ..)| *ejected_slot != slot);
                     state.ejected.push((slot, cause, Instant::now()));
                     let cause = cause.as_str();
@@ -220,10 +224,10 @@ impl OutlierMonitor {
 
     /// Updates the list and the gauge of ejected endpoints.
     fn update_list(&self, state: &mut MonitorState) {
-        let before = self.ejected_list.count(self.number);
+        let old_count = self.ejected_list.count(self.monitor_number);
         let MonitorState { detector, ejected, endpoints, .. } = state;
         ejected.retain(|(slot, ..)| detector.endpoint_state(*slot) != EjectionState::InService);
-        let entry = |(slot, cause, since): &(usize, EjectionCause, Instant)| {
+        let to_record = |(slot, cause, since): &(usize, EjectionCause, Instant)| {
             let endpoint = endpoints.get(*slot)?.clone();
             Some(EjectionRecord {
                 endpoint,
@@ -232,10 +236,10 @@ impl OutlierMonitor {
                 since: *since,
             })
         };
-        let entries: Vec<EjectionRecord> = ejected.iter().filter_map(entry).collect();
+        let entries: Vec<EjectionRecord> = ejected.iter().filter_map(to_record).collect();
         self.shard.raise(Gauge::EndpointsEjected, entries.len() as u64);
-        self.shard.lower(Gauge::EndpointsEjected, before as u64);
-        self.ejected_list.set_entries(self.number, entries);
+        self.shard.lower(Gauge::EndpointsEjected, old_count as u64);
+        self.ejected_list.set_entries(self.monitor_number, entries);
     }
 }
 
@@ -244,9 +248,9 @@ impl Drop for OutlierMonitor {
         let state = self.state.get_mut();
         state.detector.update_endpoints(&[]);
         state.ejected.clear();
-        let before = self.ejected_list.count(self.number);
-        self.shard.lower(Gauge::EndpointsEjected, before as u64);
-        self.ejected_list.set_entries(self.number, Vec::new());
+        let old_count = self.ejected_list.count(self.monitor_number);
+        self.shard.lower(Gauge::EndpointsEjected, old_count as u64);
+        self.ejected_list.set_entries(self.monitor_number, Vec::new());
     }
 }
 
@@ -269,17 +273,21 @@ impl MonitorState {
     /// Replaces the endpoints. Statistics of those that remain are kept.
     fn replace_endpoints(&mut self, worker: &Rc<Worker>, endpoints: &Arc<[Arc<Endpoint>]>) {
         let old_slot = |endpoint: &Arc<Endpoint>| {
-            let index = self.endpoints.binary_search_by(|old| old.id.cmp(&endpoint.id)).ok()?;
-            let old = self.endpoints.get(index)?;
-            old.has_same_address(endpoint).then_some(index)
+            let index = self
+                .endpoints
+                .binary_search_by(|old_endpoint| old_endpoint.id.cmp(&endpoint.id))
+                .ok()?;
+            let old_endpoint = self.endpoints.get(index)?;
+            old_endpoint.has_same_address(endpoint).then_some(index)
         };
         let old_slots: Vec<Option<usize>> = endpoints.iter().map(old_slot).collect();
         self.detector.update_endpoints(&old_slots);
-        let moved = |(old_slot, cause, since): (usize, EjectionCause, Instant)| {
-            let slot = old_slots.iter().position(|old| *old == Some(old_slot))?;
+        let move_to_new_slot = |(old_slot, cause, since): (usize, EjectionCause, Instant)| {
+            let slot = old_slots.iter().position(|candidate| *candidate == Some(old_slot))?;
             Some((slot, cause, since))
         };
-        self.ejected = std::mem::take(&mut self.ejected).into_iter().filter_map(moved).collect();
+        self.ejected =
+            std::mem::take(&mut self.ejected).into_iter().filter_map(move_to_new_slot).collect();
         for upstream in self.upstreams.drain(..) {
             upstream.slot.set(NO_SLOT);
         }
@@ -299,7 +307,8 @@ fn health_check(outlier_detection: &PortOutlierDetection) -> Option<&HealthCheck
     }
 }
 
-fn count_of(cause: EjectionCause) -> Count {
+/// Returns the counter of ejections for this cause.
+fn ejection_counter(cause: EjectionCause) -> Count {
     match cause {
         EjectionCause::Rate => Count::EndpointEjectedForRate,
         EjectionCause::Consecutive => Count::EndpointEjectedForConsecutive,

@@ -53,14 +53,23 @@ pub(crate) fn pick_endpoint(
         None => balance::pick_candidate(&candidates, worker.random_number()),
         Some((cluster, balancer)) => {
             // The hash table applies only if all endpoints of the port are candidates.
-            let keyed = hash_selection.map(|hash_selection| match &hash_selection.hash_table {
-                Some((endpoints_of_port, hash_table)) if Arc::ptr_eq(endpoints_of_port, list) => {
-                    (hash_selection.key, KeyedCandidates::HashTable(hash_table))
-                }
-                _ => (hash_selection.key, KeyedCandidates::Few(endpoints)),
-            });
-            let age = |index: usize| cluster.endpoint_age(worker, &endpoints.get(index)?.id);
-            balancer.choose_candidate(&candidates, keyed, age, worker.random_number())
+            let keyed_candidates =
+                hash_selection.map(|hash_selection| match &hash_selection.hash_table {
+                    Some((endpoints_of_port, hash_table))
+                        if Arc::ptr_eq(endpoints_of_port, list) =>
+                    {
+                        (hash_selection.key, KeyedCandidates::HashTable(hash_table))
+                    }
+                    _ => (hash_selection.key, KeyedCandidates::Few(endpoints)),
+                });
+            let endpoint_age =
+                |index: usize| cluster.endpoint_age(worker, &endpoints.get(index)?.id);
+            balancer.choose_candidate(
+                &candidates,
+                keyed_candidates,
+                endpoint_age,
+                worker.random_number(),
+            )
         }
     };
     let endpoint = index.and_then(|index| endpoints.get(index)).ok_or(Reason::NoEndpoint)?;

@@ -21,7 +21,7 @@ pub(crate) struct Http1Upstream {
     pub(crate) marks_rejections: bool,
     /// The expiration of the peer's certificate; `None` for the application, which has none.
     expires: Option<Instant>,
-    _counted: OpenCounter,
+    _open_counter: OpenCounter,
     /// Its permit among the connections to the application.
     _permit: Option<OwnedSemaphorePermit>,
 }
@@ -41,22 +41,24 @@ pub(crate) enum ConnectionSharing {
 pub(crate) struct Pool {
     idle: RefCell<VecDeque<IdleConnection>>,
     /// The maximum number of idle connections: 0 while the pool is closed.
-    idle_max: Cell<usize>,
+    max_idle_connections: Cell<usize>,
 }
 
 impl Default for Pool {
     fn default() -> Self {
-        Self { idle: RefCell::default(), idle_max: Cell::new(MAX_IDLE) }
+        Self { idle: RefCell::default(), max_idle_connections: Cell::new(MAX_IDLE_CONNECTIONS) }
     }
 }
 
+/// A connection in the pool, and the time when it was returned.
 struct IdleConnection {
     connection: Box<Http1Upstream>,
     since: Instant,
 }
 
 impl Http1Upstream {
-    /// `max_wait`: the time after which a peer that takes no pending data counts as stalled.
+    /// Creates a connection that was not used before. `max_wait`: the time after which a peer that takes no
+    /// pending data counts as stalled.
     pub(crate) fn new(io: Io, max_wait: Duration, open_counter: OpenCounter) -> Self {
         let (reader, writer) = (MessageReader::new(io.clone()), MessageWriter::new(io, max_wait));
         Self {
@@ -65,7 +67,7 @@ impl Http1Upstream {
             reused: false,
             marks_rejections: false,
             expires: None,
-            _counted: open_counter,
+            _open_counter: open_counter,
             _permit: None,
         }
     }
@@ -116,10 +118,10 @@ impl Pool {
     pub(crate) fn put_back(&self, mut connection: Box<Http1Upstream>, now: Instant) {
         let is_clean = connection.reader.buffer.is_empty() && connection.writer.is_empty();
         let mut idle = self.idle.borrow_mut();
-        while idle.front().is_some_and(|surplus| surplus.since + MAX_AGE < now) {
+        while idle.front().is_some_and(|oldest| oldest.since + MAX_IDLE_TIME < now) {
             idle.pop_front();
         }
-        if is_clean && idle.len() < self.idle_max.get() {
+        if is_clean && idle.len() < self.max_idle_connections.get() {
             buffers::return_buffer(&mut connection.reader.buffer, BufferSize::Message);
             connection.reused = true;
             idle.push_back(IdleConnection { connection, since: now });
@@ -134,7 +136,7 @@ impl Pool {
     /// Opens the pool, or closes it with its idle connections: requests need new connections while it is
     /// closed.
     pub(crate) fn set_open(&self, is_open: bool) {
-        self.idle_max.set(if is_open { MAX_IDLE } else { 0 });
+        self.max_idle_connections.set(if is_open { MAX_IDLE_CONNECTIONS } else { 0 });
         if !is_open {
             self.clear();
         }
@@ -142,6 +144,6 @@ impl Pool {
 }
 
 /// The maximum number of idle connections per address and thread.
-const MAX_IDLE: usize = 512;
+const MAX_IDLE_CONNECTIONS: usize = 512;
 /// The maximum idle time of a surplus connection; below the usual limits of servers.
-pub(crate) const MAX_AGE: Duration = Duration::from_secs(30);
+pub(crate) const MAX_IDLE_TIME: Duration = Duration::from_secs(30);

@@ -15,32 +15,35 @@ use crate::worker::Worker;
 /// Lists of endpoints in order of preference.
 #[derive(Clone)]
 pub(crate) struct Priorities {
-    first: Endpoints,
-    /// The lists after the first; usually none.
+    preferred: Endpoints,
+    /// The lists after the preferred one; `None` if there are none.
     fallbacks: Option<Arc<[Endpoints]>>,
 }
 
 impl Priorities {
-    pub(crate) fn new(first: Endpoints, fallbacks: Option<Arc<[Endpoints]>>) -> Self {
-        Self { first, fallbacks }
+    pub(crate) fn new(preferred: Endpoints, fallbacks: Option<Arc<[Endpoints]>>) -> Self {
+        Self { preferred, fallbacks }
     }
 
-    /// The number of endpoints in all lists.
+    /// Returns the number of endpoints in all lists.
     pub(crate) fn len(&self) -> usize {
         let fallbacks = self.fallbacks.iter().flat_map(|lists| lists.iter());
-        self.first.len() + fallbacks.map(|list| list.len()).sum::<usize>()
+        self.preferred.len() + fallbacks.map(|list| list.len()).sum::<usize>()
     }
 
-    /// The endpoints of all lists.
+    /// Returns the endpoints of all lists.
     pub(crate) fn endpoints(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
         let fallbacks = self.fallbacks.iter().flat_map(|lists| lists.iter());
-        std::iter::once(&self.first).chain(fallbacks).flat_map(|list| list.iter())
+        std::iter::once(&self.preferred).chain(fallbacks).flat_map(|list| list.iter())
     }
 
     /// Removes the endpoints without a sidecar.
     pub(crate) fn with_sidecars(self) -> Self {
-        let lists = |lists: &Arc<[Endpoints]>| lists.iter().cloned().map(meshed_only).collect();
-        Self { first: meshed_only(self.first), fallbacks: self.fallbacks.as_ref().map(lists) }
+        let lists = |lists: &Arc<[Endpoints]>| lists.iter().cloned().map(retain_meshed).collect();
+        Self {
+            preferred: retain_meshed(self.preferred),
+            fallbacks: self.fallbacks.as_ref().map(lists),
+        }
     }
 
     /// Returns the list from which an attempt picks: the first with a healthy endpoint other than `avoid` that
@@ -54,7 +57,7 @@ impl Priorities {
         avoid: Option<&EndpointId>,
     ) -> &Endpoints {
         match &self.fallbacks {
-            None => &self.first,
+            None => &self.preferred,
             Some(fallbacks) => self.first_healthy_list(fallbacks, worker, cluster, avoid),
         }
     }
@@ -62,7 +65,7 @@ impl Priorities {
     /// True if the serving list is not the preferred one.
     #[inline]
     pub(crate) fn is_fallback(&self, serving: &Endpoints) -> bool {
-        self.fallbacks.is_some() && !Arc::ptr_eq(serving, &self.first)
+        self.fallbacks.is_some() && !Arc::ptr_eq(serving, &self.preferred)
     }
 
     /// Returns the serving list among several.
@@ -75,7 +78,7 @@ impl Priorities {
         avoid: Option<&EndpointId>,
     ) -> &'a Endpoints {
         let now = Instant::now();
-        let healthy = |upstream: &Rc<Upstream>| {
+        let is_healthy_candidate = |upstream: &Rc<Upstream>| {
             let is_healthy = is_healthy(upstream, cluster, avoid, now);
             if !is_healthy {
                 // While another list serves, no request would detect that it responds again.
@@ -83,23 +86,23 @@ impl Priorities {
             }
             is_healthy && !cluster.is_some_and(|cluster| cluster.is_spared(upstream))
         };
-        let admitted =
+        let is_admitted =
             |upstream: &Rc<Upstream>| cluster.is_none_or(|cluster| cluster.is_admitted(upstream));
-        let other_than_avoided =
-            |upstream: &Rc<Upstream>| avoid != Some(&upstream.endpoint.id) && admitted(upstream);
+        let is_admitted_alternative =
+            |upstream: &Rc<Upstream>| avoid != Some(&upstream.endpoint.id) && is_admitted(upstream);
         let find_list = |condition: &dyn Fn(&Rc<Upstream>) -> bool| {
-            let mut lists = std::iter::once(&self.first).chain(fallbacks);
+            let mut lists = std::iter::once(&self.preferred).chain(fallbacks);
             lists.find(|list| list.iter().any(|endpoint| condition(&worker.upstream_for(endpoint))))
         };
-        let list = find_list(&healthy)
-            .or_else(|| find_list(&other_than_avoided))
-            .or_else(|| find_list(&admitted));
-        list.unwrap_or(&self.first)
+        let list = find_list(&is_healthy_candidate)
+            .or_else(|| find_list(&is_admitted_alternative))
+            .or_else(|| find_list(&is_admitted));
+        list.unwrap_or(&self.preferred)
     }
 }
 
 /// Returns a list without unmeshed endpoints; the same list if there are none.
-fn meshed_only(list: Endpoints) -> Endpoints {
+fn retain_meshed(list: Endpoints) -> Endpoints {
     match list.iter().all(|endpoint| endpoint.account.is_some()) {
         true => list,
         false => list.iter().filter(|endpoint| endpoint.account.is_some()).cloned().collect(),

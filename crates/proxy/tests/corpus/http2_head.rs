@@ -11,16 +11,16 @@ use leno_wire::http1::{BodyLength, Parsed, RequestHead, RequestKind, ResponseHea
 pub(crate) fn check(bytes: &[u8]) {
     let Some((direction, rest)) = bytes.split_first() else { return };
     match direction % 4 {
-        0 => from_request(rest),
-        1 => from_response(rest),
-        2 => to_request(rest),
-        _ => to_response(rest),
+        0 => check_received_request(rest),
+        1 => check_received_response(rest),
+        2 => check_sent_request(rest),
+        _ => check_sent_response(rest),
     }
 }
 
 /// An HTTP/2 request is rejected, or becomes one HTTP/1.1 head with exactly the same method, target, authority
 /// and fields.
-fn from_request(text: &[u8]) {
+fn check_received_request(text: &[u8]) {
     let Some(parts) = request_parts(text) else { return };
     let (method, uri, fields) = (parts.method.clone(), parts.uri.clone(), parts.headers.clone());
     let Ok((bytes, is_upgrade)) = http2_request(parts) else { return };
@@ -55,7 +55,7 @@ pub(crate) fn is_accepted(bytes: &[u8]) -> bool {
 }
 
 /// An HTTP/2 response is rejected, or becomes one HTTP/1.1 head with the same status and fields.
-fn from_response(text: &[u8]) {
+fn check_received_response(text: &[u8]) {
     let Some((pseudo, fields)) = parse_lines(text) else { return };
     let Some(status) =
         find_field(&pseudo, ":status").and_then(|value| StatusCode::from_bytes(value).ok())
@@ -79,7 +79,7 @@ fn from_response(text: &[u8]) {
 
 /// An HTTP/1.1 request cannot be expressed in HTTP/2, or has no hop-by-hop fields and is the same after the
 /// conversion back.
-fn to_request(bytes: &[u8]) {
+fn check_sent_request(bytes: &[u8]) {
     let mut head = RequestHead::default();
     let Ok(Parsed::Complete(length)) = head.parse(bytes) else { return };
     let bytes = &bytes[..length];
@@ -89,7 +89,7 @@ fn to_request(bytes: &[u8]) {
     };
     let Ok(target) = std::str::from_utf8(head.target.slice_in(bytes)) else { return };
     let Ok(request) = to_http2_request(bytes, &head, "http", host, target) else { return };
-    assert_of_no_hop(request.headers());
+    assert_no_hop_by_hop_fields(request.headers());
     let (parts, ()) = request.into_parts();
     let (method, headers) = (parts.method.clone(), parts.headers.clone());
     let Ok((again, _)) = http2_request(parts) else { return };
@@ -103,16 +103,16 @@ fn to_request(bytes: &[u8]) {
 }
 
 /// An HTTP/1.1 response in HTTP/2 has the same status and no hop-by-hop field.
-fn to_response(bytes: &[u8]) {
+fn check_sent_response(bytes: &[u8]) {
     let mut head = ResponseHead::default();
     let Ok(Parsed::Complete(length)) = head.parse(bytes, RequestKind::default()) else { return };
     let Some(response) = to_http2_response(&bytes[..length], &head) else { return };
     assert!(head.tunnel || response.status().as_u16() == head.status);
-    assert_of_no_hop(response.headers());
+    assert_no_hop_by_hop_fields(response.headers());
 }
 
-/// RFC 9113 §8.2.2.
-fn assert_of_no_hop(fields: &HeaderMap) {
+/// Asserts that no field is hop-by-hop (RFC 9113 §8.2.2).
+fn assert_no_hop_by_hop_fields(fields: &HeaderMap) {
     for name in HOP_BY_HOP {
         assert!(!fields.contains_key(name), "{name}");
     }

@@ -4,18 +4,18 @@ use super::{CollectionContent, DocumentNode, NodeValue, SyntaxError, TextPositio
 
 /// The failure to parse a text as JSON.
 pub(super) enum JsonError {
-    /// Not JSON; it may be YAML.
+    /// The text is not JSON, but may be YAML.
     Syntax(SyntaxError),
-    /// A bound is exceeded.
+    /// The text exceeds a bound.
     Bound(SyntaxError),
 }
 
-/// Parses a sequence of JSON values, separated by white space or `---` lines.
-pub(super) fn read_into(builder: &mut TreeBuilder, text: &str) -> Result<(), JsonError> {
-    let mut reader = JsonReader { rest: text, position: TextPosition::START };
+/// Parses a sequence of JSON values, separated by white space or `---` lines, into the builder.
+pub(super) fn parse_into(builder: &mut TreeBuilder, text: &str) -> Result<(), JsonError> {
+    let mut reader = JsonReader { remaining: text, position: TextPosition::START };
     loop {
         reader.skip_blanks();
-        if reader.rest.is_empty() {
+        if reader.remaining.is_empty() {
             return Ok(());
         }
         if reader.position.column == 1 && reader.skip_text("---") {
@@ -25,9 +25,10 @@ pub(super) fn read_into(builder: &mut TreeBuilder, text: &str) -> Result<(), Jso
     }
 }
 
+/// The unread part of a JSON text.
 struct JsonReader<'a> {
-    rest: &'a str,
-    /// The position of `rest`.
+    remaining: &'a str,
+    /// The position of `remaining`.
     position: TextPosition,
 }
 
@@ -41,7 +42,7 @@ enum ExpectedToken {
     FirstKey,
     Key,
     /// A comma, or the end of the list or object.
-    Next,
+    Separator,
 }
 
 impl JsonReader<'_> {
@@ -53,7 +54,7 @@ impl JsonReader<'_> {
             let position = self.position;
             match (expected, self.peek()) {
                 (ExpectedToken::FirstItem, Some(']')) | (ExpectedToken::FirstKey, Some('}')) => {
-                    self.skip_one();
+                    self.skip_character();
                     builder.end_node().map_err(JsonError::Bound)?;
                 }
                 (ExpectedToken::FirstKey | ExpectedToken::Key, _) => {
@@ -66,14 +67,14 @@ impl JsonReader<'_> {
                     continue;
                 }
                 (ExpectedToken::Value | ExpectedToken::FirstItem, Some('{')) => {
-                    self.skip_one();
+                    self.skip_character();
                     let content = CollectionContent::Map(Vec::new(), None);
                     builder.begin_node(position, 0, None, content).map_err(JsonError::Bound)?;
                     expected = ExpectedToken::FirstKey;
                     continue;
                 }
                 (ExpectedToken::Value | ExpectedToken::FirstItem, Some('[')) => {
-                    self.skip_one();
+                    self.skip_character();
                     let content = CollectionContent::List(Vec::new());
                     builder.begin_node(position, 0, None, content).map_err(JsonError::Bound)?;
                     expected = ExpectedToken::FirstItem;
@@ -85,8 +86,9 @@ impl JsonReader<'_> {
                         .add_to_parent(DocumentNode { position, value }, 0)
                         .map_err(JsonError::Bound)?;
                 }
-                (ExpectedToken::Next, _) => {
-                    let is_map = match builder.open.last().map(|open| &open.content) {
+                (ExpectedToken::Separator, _) => {
+                    let innermost = builder.open_collections.last();
+                    let is_map = match innermost.map(|collection| &collection.content) {
                         Some(CollectionContent::Map(..)) => true,
                         Some(CollectionContent::List(_)) => false,
                         None => return Ok(()),
@@ -103,8 +105,8 @@ impl JsonReader<'_> {
                     builder.end_node().map_err(JsonError::Bound)?;
                 }
             }
-            expected = ExpectedToken::Next;
-            if builder.open.is_empty() {
+            expected = ExpectedToken::Separator;
+            if builder.open_collections.is_empty() {
                 return Ok(());
             }
         }
@@ -128,8 +130,9 @@ impl JsonReader<'_> {
     }
 
     fn parse_number(&mut self) -> Result<NodeValue, JsonError> {
-        let end = self.rest.find(|c: char| !matches!(c, '0'..='9' | '+' | '-' | '.' | 'e' | 'E'));
-        let text = self.rest.get(..end.unwrap_or(self.rest.len())).unwrap_or_default();
+        let end =
+            self.remaining.find(|c: char| !matches!(c, '0'..='9' | '+' | '-' | '.' | 'e' | 'E'));
+        let text = self.remaining.get(..end.unwrap_or(self.remaining.len())).unwrap_or_default();
         if !is_number(text) {
             return Err(self.unexpected_token("a number"));
         }
@@ -144,12 +147,12 @@ impl JsonReader<'_> {
         loop {
             match self.peek() {
                 Some('"') => {
-                    self.skip_one();
+                    self.skip_character();
                     return Ok(text);
                 }
                 Some('\\') => text.push(self.parse_escape()?),
                 Some(character) if character >= ' ' => {
-                    self.skip_one();
+                    self.skip_character();
                     text.push(character);
                 }
                 _ => return Err(self.unexpected_token("the quote that ends a text")),
@@ -171,24 +174,24 @@ impl JsonReader<'_> {
         // An unpaired surrogate is no character.
         let character = decoded.and_then(Result::ok).unwrap_or(char::REPLACEMENT_CHARACTER);
         for _ in 0..UNIT_BYTES * character.len_utf16() {
-            self.skip_one();
+            self.skip_character();
         }
         Ok(character)
     }
 
-    /// Returns the number in `\uXXXX` at this byte offset.
-    fn code_unit(&self, at: usize) -> Option<u16> {
-        let digits = self.rest.get(at..)?.strip_prefix("\\u")?.get(..4)?;
+    /// Returns the UTF-16 code unit of the escape `\uXXXX` at this byte offset, if there is one.
+    fn code_unit(&self, offset: usize) -> Option<u16> {
+        let digits = self.remaining.get(offset..)?.strip_prefix("\\u")?.get(..4)?;
         digits.bytes().all(|byte| byte.is_ascii_hexdigit()).then_some(())?;
         u16::from_str_radix(digits, 16).ok()
     }
 
     fn peek(&self) -> Option<char> {
-        self.rest.chars().next()
+        self.remaining.chars().next()
     }
 
-    fn skip_one(&mut self) {
-        let mut characters = self.rest.chars();
+    fn skip_character(&mut self) {
+        let mut characters = self.remaining.chars();
         match characters.next() {
             Some('\n') => {
                 let line = self.position.line.saturating_add(1);
@@ -197,20 +200,20 @@ impl JsonReader<'_> {
             Some(_) => self.position.column = self.position.column.saturating_add(1),
             None => {}
         }
-        self.rest = characters.as_str();
+        self.remaining = characters.as_str();
     }
 
     fn skip_blanks(&mut self) {
         while matches!(self.peek(), Some(' ' | '\t' | '\n' | '\r')) {
-            self.skip_one();
+            self.skip_character();
         }
     }
 
     /// Skips a text without line ends if it is next.
     fn skip_text(&mut self, text: &str) -> bool {
-        let is_next = self.rest.starts_with(text);
+        let is_next = self.remaining.starts_with(text);
         if is_next {
-            text.chars().for_each(|_| self.skip_one());
+            text.chars().for_each(|_| self.skip_character());
         }
         is_next
     }
@@ -219,7 +222,7 @@ impl JsonReader<'_> {
         if self.peek() != Some(character) {
             return Err(self.unexpected_token(expected));
         }
-        self.skip_one();
+        self.skip_character();
         Ok(())
     }
 
@@ -231,32 +234,32 @@ impl JsonReader<'_> {
         JsonError::Syntax(SyntaxError {
             position: self.position,
             problem: format!("is not JSON (expected {expected}, found {actual})"),
-            hint: super::CORRECT_SYNTAX.to_owned(),
+            hint: super::SYNTAX_HINT.to_owned(),
         })
     }
 }
 
 /// True if the text matches the number grammar of RFC 8259, section 6.
 fn is_number(text: &str) -> bool {
-    fn after_digits(text: &str) -> Option<&str> {
-        let rest = text.trim_start_matches(|character: char| character.is_ascii_digit());
-        (rest.len() < text.len()).then_some(rest)
+    fn skip_digits(text: &str) -> Option<&str> {
+        let remaining = text.trim_start_matches(|character: char| character.is_ascii_digit());
+        (remaining.len() < text.len()).then_some(remaining)
     }
-    fn after_number(text: &str) -> Option<&str> {
+    fn skip_number(text: &str) -> Option<&str> {
         let text = text.strip_prefix('-').unwrap_or(text);
-        let mut rest = match text.strip_prefix('0') {
-            Some(rest) => rest,
-            None => after_digits(text)?,
+        let mut remaining = match text.strip_prefix('0') {
+            Some(remaining) => remaining,
+            None => skip_digits(text)?,
         };
-        if let Some(fraction) = rest.strip_prefix('.') {
-            rest = after_digits(fraction)?;
+        if let Some(fraction) = remaining.strip_prefix('.') {
+            remaining = skip_digits(fraction)?;
         }
-        if let Some(exponent) = rest.strip_prefix(['e', 'E']) {
-            rest = after_digits(exponent.strip_prefix(['+', '-']).unwrap_or(exponent))?;
+        if let Some(exponent) = remaining.strip_prefix(['e', 'E']) {
+            remaining = skip_digits(exponent.strip_prefix(['+', '-']).unwrap_or(exponent))?;
         }
-        Some(rest)
+        Some(remaining)
     }
-    after_number(text).is_some_and(str::is_empty)
+    skip_number(text).is_some_and(str::is_empty)
 }
 
 /// Single-character escapes (RFC 8259, 7).

@@ -6,7 +6,7 @@ use super::{DocumentNode, NodeValue, TextPosition};
 /// with an item that is not a map, is left unchanged and rejected as a whole.
 pub(super) fn expand_list(document: DocumentNode) -> Vec<DocumentNode> {
     let mut documents = Vec::new();
-    // A stack: the last node is next. The depth of a document is bounded, hence the nesting of lists.
+    // The last node is next. The depth of a document is bounded, and therefore the nesting of lists.
     let mut pending = vec![document];
     while let Some(node) = pending.pop() {
         match list_items(node) {
@@ -48,13 +48,13 @@ fn list_items(mut node: DocumentNode) -> Result<Vec<DocumentNode>, DocumentNode>
 /// Returns `kind` and `apiVersion` of a list: a `List` of any objects, or a typed one such as `ServiceList`.
 fn kind_and_version(node: &DocumentNode) -> Option<(String, String)> {
     let NodeValue::Map(map) = &node.value else { return None };
-    let text = |name: &str| {
+    let find_text = |name: &str| {
         map.iter().find_map(|(key, value)| match (&key.value, &value.value) {
             (NodeValue::Text(key), NodeValue::Text(text)) if key == name => Some(text.clone()),
             _ => None,
         })
     };
-    let (kind, version) = (text("kind")?, text("apiVersion")?);
+    let (kind, version) = (find_text("kind")?, find_text("apiVersion")?);
     let is_list = kind.ends_with("List") && (kind != "List" || version == "v1");
     is_list.then_some((kind, version))
 }

@@ -19,8 +19,9 @@ pub(super) fn is_merge_key(text: &str, style: ScalarStyle, tag: Option<&Tag>) ->
 /// in a list of maps, the earlier map does. Alias values are already copied and bounded.
 ///
 /// # Errors
-/// If the value of a merge key is not a map, or an entry before the merge key is also in the merged map. In the
-/// latter case parsers differ: YAML 1.1 prefers the map's own entry, kubectl (go-yaml v2) the last one written.
+/// [`SyntaxError`] if the value of a merge key is not a map, or an entry before the merge key is also in the merged
+/// map. In the latter case parsers differ: YAML 1.1 prefers the map's own entry, kubectl (go-yaml v2) the last one
+/// written.
 pub(super) fn merge_entries(
     map: Vec<(DocumentNode, DocumentNode)>,
 ) -> Result<Vec<(DocumentNode, DocumentNode)>, SyntaxError> {
@@ -39,7 +40,7 @@ pub(super) fn merge_entries(
         }
         let position = key.position;
         preceding_keys.extend(merged_keys.drain());
-        for (key, value) in merged_maps(value)?.into_iter().flatten() {
+        for (key, value) in take_merged_maps(value)?.into_iter().flatten() {
             let Some(name) = key_text(&key) else {
                 entries.push((key, value));
                 continue;
@@ -48,7 +49,7 @@ pub(super) fn merge_entries(
                 let problem =
                     format!("`{}` is before `<<`, which also contains it", truncate_text(&name));
                 let hint = "write one `<<` at the start of the map; of several maps, `<<: [*a, *b]`, the earlier one wins";
-                return Err(SyntaxError::limit_exceeded(position, problem, hint));
+                return Err(SyntaxError::new(position, problem, hint));
             }
             if !own_keys.contains(&name) && merged_keys.insert(name) {
                 entries.push((key, value));
@@ -59,24 +60,26 @@ pub(super) fn merge_entries(
 }
 
 /// Returns the entries of the maps under a merge key.
-fn merged_maps(value: DocumentNode) -> Result<Vec<Vec<(DocumentNode, DocumentNode)>>, SyntaxError> {
+fn take_merged_maps(
+    value: DocumentNode,
+) -> Result<Vec<Vec<(DocumentNode, DocumentNode)>>, SyntaxError> {
     let position = value.position;
     let nodes = match value.value {
         NodeValue::List(list) => list,
         _ => vec![value],
     };
-    let entries = |node: DocumentNode| match node.value {
+    let into_entries = |node: DocumentNode| match node.value {
         NodeValue::Map(map) => Ok(map),
         _ => {
             let problem = "`<<` has a value other than a map".to_owned();
-            Err(SyntaxError::limit_exceeded(
+            Err(SyntaxError::new(
                 position,
                 problem,
                 "give it the alias of a map, or a list of such",
             ))
         }
     };
-    nodes.into_iter().map(entries).collect()
+    nodes.into_iter().map(into_entries).collect()
 }
 
 fn is_merge_node(key: &DocumentNode) -> bool {
@@ -96,7 +99,7 @@ fn truncate_text(text: &str) -> String {
     text.chars().take(MAX_QUOTED_CHARACTERS).flat_map(char::escape_debug).collect()
 }
 
-/// Limit of the characters of a key quoted in a message.
+/// Maximum number of characters of a key quoted in a message.
 const MAX_QUOTED_CHARACTERS: usize = 80;
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::{Field, MapFields, UNKNOWN_FIELD};
 use crate::document::NodeValue;
 use crate::hint::Replacement;
-use crate::suggest::{closest_word, one_of};
+use crate::suggest::{closest_word, join_with_or};
 
 impl<'a> MapFields<'a> {
     /// Returns the map itself.
@@ -12,10 +12,10 @@ impl<'a> MapFields<'a> {
     }
 
     /// Rejects unknown keys.
-    pub(crate) fn reject_unknown(&self, known: &[&str]) {
+    pub(crate) fn reject_unknown(&self, known_keys: &[&str]) {
         for (key, field) in &self.entries {
-            if !known.contains(key) {
-                match closest_word(key, known) {
+            if !known_keys.contains(key) {
+                match closest_word(key, known_keys) {
                     Some(word) => {
                         let hint = format!("did you mean `{word}`?");
                         field.reject_with_replacement(
@@ -25,7 +25,10 @@ impl<'a> MapFields<'a> {
                         );
                     }
                     None => {
-                        field.reject(UNKNOWN_FIELD, format!("remove it, or use {}", one_of(known)));
+                        field.reject(
+                            UNKNOWN_FIELD,
+                            format!("remove it, or use {}", join_with_or(known_keys)),
+                        );
                     }
                 }
             }
@@ -38,7 +41,7 @@ impl<'a> MapFields<'a> {
         (!matches!(field.node.value, NodeValue::Null)).then_some(field)
     }
 
-    /// Returns a required field.
+    /// Returns a field; an absent or null one is a problem.
     pub(crate) fn require(&self, key: &str) -> Option<&Field<'a>> {
         let field = self.find(key);
         if field.is_none() {
@@ -56,11 +59,11 @@ impl<'a> MapFields<'a> {
         read: impl Fn(&Field<'a>) -> Option<T>,
     ) -> Vec<T> {
         let field = self.find(key);
-        field.map(|f| f.read_each(max, read)).unwrap_or_default()
+        field.map(|field| field.read_each(max, read)).unwrap_or_default()
     }
 
-    /// Rejects a known but unsupported field if it has a value.
-    pub(crate) fn reject_unsupported(&self, key: &str, reason: &str, hint: &str) {
+    /// Rejects a known but unsupported field, unless its value is empty, false or 0.
+    pub(crate) fn reject_unsupported(&self, key: &str, problem: &str, hint: &str) {
         let Some(field) = self.find(key) else { return };
         let is_empty = match field.value() {
             NodeValue::List(list) => list.is_empty(),
@@ -72,7 +75,7 @@ impl<'a> MapFields<'a> {
             NodeValue::MergeKey | NodeValue::Tagged(_) => false,
         };
         if !is_empty {
-            field.reject(reason, hint);
+            field.reject(problem, hint);
         }
     }
 }

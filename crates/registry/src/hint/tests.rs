@@ -146,7 +146,7 @@ fn check_hint(
         assert!(diagnostic.field.starts_with("spec.config."), "{}", diagnostic.field);
         return;
     }
-    let path = path_after(&diagnostic.field, replacement);
+    let path = path_after_replacement(&diagnostic.field, replacement);
     for other in kinds::find_problems(None, &corrected).iter().filter(|other| other.field == path) {
         // The value of a misspelled key may be wrong as well; that problem is reported at the same time.
         let is_reported = diagnostic.hint.contains(&other.problem)

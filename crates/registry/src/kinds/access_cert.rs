@@ -37,7 +37,7 @@ fn read_subjects(fields: &MapFields<'_>) -> Option<Vec<Name>> {
 /// rejected.
 fn read_subject(element: &Field<'_>) -> Option<Name> {
     let text = element.read_text()?;
-    let rejection = if text.contains("://") {
+    let (problem, hint) = if text.contains("://") {
         ("is a mesh identity, which only members of the mesh have", JOIN_HINT)
     } else if text.contains('*') {
         ("matches more than one client", "write a separate AccessCert for each client")
@@ -46,7 +46,7 @@ fn read_subject(element: &Field<'_>) -> Option<Name> {
     } else {
         return Name::new(text).ok();
     };
-    element.reject(format!("{} {}", element.quoted_value(), rejection.0), rejection.1);
+    element.reject(format!("{} {problem}", element.quoted_value()), hint);
     None
 }
 
@@ -68,5 +68,5 @@ fn read_secret(field: &Field<'_>, own_namespace: &Name) -> Option<Name> {
 
 /// The hint for an identity of the mesh.
 const JOIN_HINT: &str = "use a DNS name, or let the client join with its own token (`leno token`)";
-/// Limit of names per certificate.
+/// Maximum number of names per certificate.
 const MAX_SUBJECTS: usize = 16;

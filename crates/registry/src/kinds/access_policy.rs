@@ -8,7 +8,7 @@ use leno_model::{
 use super::ObjectMetadata;
 use super::http_route::{read_headers, read_path, read_path_with};
 use super::jwt_validation::read_compared_text;
-use super::literal_path::decoded_path;
+use super::literal_path::read_decoded_path;
 use super::smi::read_methods;
 use crate::field::{Field, MapFields};
 
@@ -30,7 +30,8 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<AccessP
     let mut rules = Vec::new();
     for action in [PolicyAction::Deny, PolicyAction::Allow] {
         let Some(field) = fields.find(action.as_str()) else { continue };
-        let elements = read_non_empty_list_of(field, MAX_RULES, "or omit it for no such rule")?;
+        let elements =
+            read_bounded_non_empty_list(field, MAX_RULES, "or omit it for no such rule")?;
         for (index, element) in elements.iter().enumerate() {
             let Some(rule) = read_rule(element, &name, action, index) else { continue };
             if rules.iter().any(|existing: &PolicyRule| existing.name == rule.name) {
@@ -84,12 +85,12 @@ fn read_claims(fields: &MapFields<'_>) -> Option<Vec<ClaimMatch>> {
         field.reject(format!("has {} claims", entries.len()), format!("use at most {MAX_CLAIMS}"));
         return None;
     }
-    let claim = |(name, values): (&str, Field<'_>)| {
+    let read_claim = |(name, values): (&str, Field<'_>)| {
         let values = read_non_empty_list(&values, "or leave the claim out")?;
         let values = values.iter().map(read_compared_text).collect::<Option<Vec<_>>>()?;
         Some(ClaimMatch { name: name.to_owned(), values })
     };
-    entries.into_iter().map(claim).collect()
+    entries.into_iter().map(read_claim).collect()
 }
 
 /// Reads each element of a list with `read`; the list may be absent, but not empty.
@@ -109,10 +110,11 @@ pub(super) fn read_elements<'a, T>(
 
 /// Rejects an empty list, which could mean both no element and every element.
 fn read_non_empty_list<'a>(field: &Field<'a>, alternative: &str) -> Option<Vec<Field<'a>>> {
-    read_non_empty_list_of(field, MAX_LIST, alternative)
+    read_bounded_non_empty_list(field, MAX_LIST, alternative)
 }
 
-fn read_non_empty_list_of<'a>(
+/// Rejects an empty list, and one with more than `max` elements.
+fn read_bounded_non_empty_list<'a>(
     field: &Field<'a>,
     max: usize,
     alternative: &str,
@@ -133,7 +135,7 @@ pub(super) fn read_peer(element: &Field<'_>, own_namespace: &Name) -> Option<Pee
         element.reject("names no client", "add `namespace` or `serviceAccount`");
         return None;
     }
-    let pattern = |field: &Field<'_>| {
+    let read_pattern = |field: &Field<'_>| {
         field.read_with(
             |text| NamePattern::new(text).ok(),
             "a pattern of names",
@@ -141,11 +143,11 @@ pub(super) fn read_peer(element: &Field<'_>, own_namespace: &Name) -> Option<Pee
         )
     };
     let namespace = match namespace {
-        Some(field) => pattern(field),
+        Some(field) => read_pattern(field),
         None => Some(NamePattern::from(own_namespace)),
     };
     let account = match account {
-        Some(field) => pattern(field),
+        Some(field) => read_pattern(field),
         None => NamePattern::new("*").ok(),
     };
     Some(PeerMatch { namespace: namespace?, account: account? })
@@ -155,7 +157,7 @@ fn read_request(element: &Field<'_>, action: PolicyAction) -> Option<RequestMatc
     let fields = element.read_fields(&["methods", "path", "headers"])?;
     let path = match fields.find("path") {
         // Deny rules match every form of a path; they are written in the normalized one.
-        Some(field) if action == PolicyAction::Deny => read_path_with(field, decoded_path),
+        Some(field) if action == PolicyAction::Deny => read_path_with(field, read_decoded_path),
         Some(field) => read_path(field),
         None => Some(PathMatch::Any),
     };
@@ -177,9 +179,9 @@ fn read_request(element: &Field<'_>, action: PolicyAction) -> Option<RequestMatc
     Some(request)
 }
 
-/// Limit of rules of one kind per policy.
+/// Maximum number of `allow` rules, and of `deny` rules, per policy.
 const MAX_RULES: usize = 256;
-/// Limit of claims per rule.
+/// Maximum number of claims per rule.
 const MAX_CLAIMS: usize = 16;
-/// Limit of accounts, peers, requests or ports per rule.
+/// Maximum number of elements in a list: accounts, peers, requests, claim values or ports.
 const MAX_LIST: usize = 256;

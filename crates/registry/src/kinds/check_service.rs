@@ -4,26 +4,26 @@ use std::time::Duration;
 
 use leno_model::{CheckService, CheckServiceAddress, FailureMode, Name, Server, ServiceName};
 
-use super::request_condition::exactly_one_key;
-use super::service_policy::time_or;
+use super::request_condition::require_exactly_one_key;
+use super::service_policy::read_duration_or;
 use crate::field::{Field, MapFields};
 
-/// Reads the fields `service` or `url`, `timeout` and `failureMode`.
+/// Reads the address from the field `service` or `url`, and the optional fields `timeout` and `failureMode`.
 pub(super) fn read(
     fields: &MapFields<'_>,
     namespace: &Name,
-    timeout: Duration,
-    failure_mode: FailureMode,
+    default_timeout: Duration,
+    default_failure_mode: FailureMode,
 ) -> Option<CheckService> {
-    let address = match exactly_one_key(fields, &["service", "url"])? {
+    let address = match require_exactly_one_key(fields, &["service", "url"])? {
         "service" => read_service(fields.find("service")?, namespace),
-        _ => read_outside_server(fields.find("url")?),
+        _ => read_external_server(fields.find("url")?),
     };
-    let timeout =
-        time_or(fields, "timeout", CheckService::MIN_TIMEOUT, CheckService::MAX_TIMEOUT, timeout);
+    let (min, max) = (CheckService::MIN_TIMEOUT, CheckService::MAX_TIMEOUT);
+    let timeout = read_duration_or(fields, "timeout", min, max, default_timeout);
     let failure_mode = match fields.find("failureMode") {
         Some(field) => field.read_choice(FailureMode::ALL),
-        None => Some(failure_mode),
+        None => Some(default_failure_mode),
     };
     Some(CheckService { at: address?, timeout: timeout?, failure_mode: failure_mode? })
 }
@@ -40,7 +40,7 @@ fn read_service(field: &Field<'_>, own_namespace: &Name) -> Option<CheckServiceA
     Some(CheckServiceAddress::Service { service, port: port? })
 }
 
-fn read_outside_server(field: &Field<'_>) -> Option<CheckServiceAddress> {
+fn read_external_server(field: &Field<'_>) -> Option<CheckServiceAddress> {
     match Server::parse(field.read_text()?) {
         Ok(server) => Some(CheckServiceAddress::External(server)),
         Err(reason) => {

@@ -10,7 +10,8 @@ use leno_model::{
 use super::outlier_detection::read_failure_classes;
 use super::response;
 use super::service_policy::{
-    number_or, percent_or, read_duration_within, read_limit, read_targets, time_or,
+    read_duration_or, read_duration_within, read_limit, read_number_or, read_percent_or,
+    read_targets,
 };
 use crate::field::Field;
 
@@ -18,28 +19,28 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, C
     let fields =
         spec.read_fields(&["targetRefs", "limits", "connectTimeout", "trip", "response"])?;
     let scope = read_targets(&fields, namespace);
-    let mut rule = CircuitBreaker::default();
+    let mut circuit_breaker = CircuitBreaker::default();
     if let Some(field) = fields.find("limits") {
-        rule.limits = read_limits(field)?;
+        circuit_breaker.limits = read_limits(field)?;
     }
     if let Some(field) = fields.find("connectTimeout") {
-        rule.connect_timeout = Some(connect_timeout(field)?);
+        circuit_breaker.connect_timeout = Some(read_connect_timeout(field)?);
     }
     if let Some(field) = fields.find("trip") {
-        rule.trip = Some(read_trip(field)?);
+        circuit_breaker.trip = Some(read_trip(field)?);
     }
     match fields.find("response") {
-        Some(field) if rule.trip.is_none() => {
+        Some(field) if circuit_breaker.trip.is_none() => {
             field.reject("has no effect without `trip`", "add `trip`, or remove `response`");
         }
-        Some(field) => rule.response = response::read(field)?,
+        Some(field) => circuit_breaker.response = response::read(field)?,
         None => {}
     }
-    if rule == CircuitBreaker::default() {
+    if circuit_breaker == CircuitBreaker::default() {
         spec.reject("has no effect", "add `limits`, `connectTimeout` or `trip`");
         return None;
     }
-    Some((scope?, rule))
+    Some((scope?, circuit_breaker))
 }
 
 fn read_limits(field: &Field<'_>) -> Option<CircuitLimits> {
@@ -66,60 +67,66 @@ fn read_trip(field: &Field<'_>) -> Option<TripConditions> {
         "halfOpenRequests",
     ])?;
     let slow = match fields.find("slow") {
-        Some(field) => Some(read_slow(field)?),
+        Some(field) => Some(read_slow_requests(field)?),
         None => None,
     };
     let consecutive_failures = read_limit(&fields, "consecutiveFailures", 1)?;
-    let share = |percent: u8| FailureThreshold {
-        share_ppm: Some(u32::from(percent) * 10_000),
-        number: None,
-    };
-    let failed = match fields.find("percent") {
+    let failure_threshold = match fields.find("percent") {
         None if slow.is_some() || consecutive_failures.is_some() => FailureThreshold::default(),
-        _ => share(percent_or(&fields, "percent", 1, 50)?),
+        _ => threshold_from_percent(read_percent_or(&fields, "percent", 1, 50)?),
     };
     Some(TripConditions {
         failures: read_failure_classes(&fields)?,
-        window: time_or(&fields, "window", MIN_WINDOW, MAX_TIME, Duration::from_secs(10))?,
-        buckets: u8::try_from(number_or(&fields, "buckets", 1, 60, 10)?).ok()?,
-        requests_min: number_or(&fields, "minimumRequests", 1, MAX_COUNT, 20)?,
-        failed,
+        window: read_duration_or(
+            &fields,
+            "window",
+            MIN_WINDOW,
+            MAX_DURATION,
+            Duration::from_secs(10),
+        )?,
+        buckets: u8::try_from(read_number_or(&fields, "buckets", 1, 60, 10)?).ok()?,
+        requests_min: read_number_or(&fields, "minimumRequests", 1, MAX_REQUEST_COUNT, 20)?,
+        failure_threshold,
         consecutive_failures,
         slow,
-        open_duration: time_or(
+        open_duration: read_duration_or(
             &fields,
             "openDuration",
-            MIN_OPEN,
-            MAX_TIME,
+            MIN_OPEN_DURATION,
+            MAX_DURATION,
             Duration::from_secs(30),
         )?,
-        half_open_requests: number_or(&fields, "halfOpenRequests", 1, 1000, 1)?,
+        half_open_requests: read_number_or(&fields, "halfOpenRequests", 1, 1000, 1)?,
     })
 }
 
-fn read_slow(field: &Field<'_>) -> Option<SlowRequests> {
+fn read_slow_requests(field: &Field<'_>) -> Option<SlowRequests> {
     let fields = field.read_fields(&["threshold", "percent"])?;
-    let threshold = fields.require("threshold").and_then(slow_threshold);
-    let percent = percent_or(&fields, "percent", 1, 50)?;
-    let too_many = FailureThreshold { share_ppm: Some(u32::from(percent) * 10_000), number: None };
-    Some(SlowRequests { threshold: threshold?, too_many })
+    let min_duration = fields.require("threshold").and_then(read_slow_threshold);
+    let percent = read_percent_or(&fields, "percent", 1, 50)?;
+    let threshold = threshold_from_percent(percent);
+    Some(SlowRequests { min_duration: min_duration?, threshold })
 }
 
-/// Reads the connect timeout.
-pub(super) fn connect_timeout(field: &Field<'_>) -> Option<Duration> {
+fn threshold_from_percent(percent: u8) -> FailureThreshold {
+    FailureThreshold { share_ppm: Some(u32::from(percent) * 10_000), count: None }
+}
+
+/// Reads the connect timeout, from 1 ms to one hour.
+pub(super) fn read_connect_timeout(field: &Field<'_>) -> Option<Duration> {
     read_duration_within(field, Duration::from_millis(1), Duration::from_secs(3600))
 }
 
-/// Reads the duration from which a response counts as slow.
-pub(super) fn slow_threshold(field: &Field<'_>) -> Option<Duration> {
-    read_duration_within(field, Duration::from_millis(1), MAX_TIME)
+/// Reads the duration from which a response counts as slow, from 1 ms to [`MAX_DURATION`].
+pub(super) fn read_slow_threshold(field: &Field<'_>) -> Option<Duration> {
+    read_duration_within(field, Duration::from_millis(1), MAX_DURATION)
 }
 
-/// Minimum length of the window: shorter ones have buckets without requests.
+/// Minimum length of the window: in a shorter one, most buckets would have no requests.
 pub(super) const MIN_WINDOW: Duration = Duration::from_millis(100);
 /// Minimum time that the circuit stays open.
-pub(super) const MIN_OPEN: Duration = Duration::from_millis(10);
-/// Limit of all durations.
-pub(super) const MAX_TIME: Duration = Duration::from_secs(24 * 3600);
-/// Limit of numbers of requests.
-pub(super) const MAX_COUNT: u32 = 1_000_000;
+pub(super) const MIN_OPEN_DURATION: Duration = Duration::from_millis(10);
+/// Maximum window, open duration and slow threshold.
+pub(super) const MAX_DURATION: Duration = Duration::from_secs(24 * 3600);
+/// Maximum value of the fields that count requests.
+pub(super) const MAX_REQUEST_COUNT: u32 = 1_000_000;

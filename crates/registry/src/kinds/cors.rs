@@ -38,8 +38,8 @@ pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
         is_method.then(|| text.to_owned())
     });
     let max_age_seconds = match fields.find("maxAge") {
-        Some(field) => field.read_number(1, MAX_AGE_MAX)?,
-        None => MAX_AGE_DEFAULT,
+        Some(field) => field.read_number(1, MAX_AGE_LIMIT_SECONDS)?,
+        None => MAX_AGE_DEFAULT_SECONDS,
     };
     Some(Cors {
         origins,
@@ -59,8 +59,8 @@ fn read_words(
 ) -> Option<AllowedWords> {
     let Some(field) = fields.find(key) else { return Some(AllowedWords::default()) };
     let elements = field.read_list(MAX_WORDS)?;
-    let is_any = |element: &Field<'_>| element.read_literal().as_deref() == Some("*");
-    if elements.iter().any(is_any) {
+    let is_wildcard = |element: &Field<'_>| element.read_literal().as_deref() == Some("*");
+    if elements.iter().any(is_wildcard) {
         if elements.len() > 1 {
             field.reject("has other values in addition to `*`", "use only `*`, or list all values");
         }
@@ -79,9 +79,9 @@ fn read_header(field: &Field<'_>) -> Option<String> {
     Some(name)
 }
 
-/// Limit of words per list, as in the resource's schema.
+/// Maximum number of origins, methods or headers per list, as in the resource's schema.
 const MAX_WORDS: usize = 64;
 /// The default of `maxAge` in seconds, as in the resource's schema.
-const MAX_AGE_DEFAULT: u32 = 5;
-/// Limit of `maxAge` in seconds: one month. Browsers do not cache for longer.
-const MAX_AGE_MAX: u32 = 31 * 24 * 3600;
+const MAX_AGE_DEFAULT_SECONDS: u32 = 5;
+/// Maximum value of `maxAge` in seconds: one month. Browsers do not cache for longer.
+const MAX_AGE_LIMIT_SECONDS: u32 = 31 * 24 * 3600;

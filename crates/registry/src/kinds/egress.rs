@@ -30,9 +30,10 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<EgressP
 
 /// Rejects fields that have no effect in combination with the others.
 fn reject_ineffective(spec: &Field<'_>, fields: &MapFields<'_>, policy: &EgressPolicy) {
-    let matched_by =
+    let has_port_matched_by =
         |matched_by: MatchedBy| policy.ports.iter().any(|port| port.matched_by == matched_by);
-    let has_host_names = matched_by(MatchedBy::Http) || matched_by(MatchedBy::ServerName);
+    let has_host_names =
+        has_port_matched_by(MatchedBy::Http) || has_port_matched_by(MatchedBy::ServerName);
     if let Some(field) = fields.find("hosts").filter(|_| !has_host_names) {
         field.reject(
             "has no effect: connections of the protocol tcp have no host name",
@@ -49,7 +50,7 @@ fn reject_ineffective(spec: &Field<'_>, fields: &MapFields<'_>, policy: &EgressP
             );
         }
     }
-    if let Some(field) = fields.find("matches").filter(|_| !matched_by(MatchedBy::Http)) {
+    if let Some(field) = fields.find("matches").filter(|_| !has_port_matched_by(MatchedBy::Http)) {
         field.reject(
             "has no effect: requests are parsed only on ports of the protocol http",
             "remove it, or use `protocol: http`",

@@ -6,7 +6,7 @@ use leno_model::{Authorization, BodyExcerpt, FailureMode, LongBodyAction, Name, 
 
 use super::access_policy::read_elements;
 use super::check_service;
-use super::http_route::{header_name, read_match};
+use super::http_route::{read_header_name, read_match};
 use super::service_policy::read_targets;
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
@@ -28,7 +28,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, A
     let requests =
         read_elements(&fields, "matches", "or leave it out for all requests", read_match);
     let headers = read_headers(&fields);
-    let context_extensions = read_context(&fields);
+    let context_extensions = read_context_extensions(&fields);
     let body = match fields.find("body") {
         Some(field) => read_sent_body(field).map(Some),
         None => Some(None),
@@ -46,12 +46,12 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, A
     ))
 }
 
-/// Reads the headers to send; an empty list sends none.
+/// Reads the names of the headers that check requests contain; `Some(None)` if the field is absent.
 fn read_headers(fields: &MapFields<'_>) -> Option<Option<Vec<String>>> {
     let Some(field) = fields.find("headers") else { return Some(None) };
     let mut names: Vec<String> = Vec::new();
     for element in field.read_list(MAX_HEADERS)? {
-        let name = header_name(&element, element.read_text()?)?;
+        let name = read_header_name(&element, element.read_text()?)?;
         if names.contains(&name) {
             element.reject("is listed twice", "remove one of the two");
         }
@@ -60,7 +60,7 @@ fn read_headers(fields: &MapFields<'_>) -> Option<Option<Vec<String>>> {
     Some(Some(names))
 }
 
-fn read_context(fields: &MapFields<'_>) -> Option<Vec<(String, String)>> {
+fn read_context_extensions(fields: &MapFields<'_>) -> Option<Vec<(String, String)>> {
     let Some(field) = fields.find("contextExtensions") else { return Some(Vec::new()) };
     let NodeValue::Map(map) = field.value() else {
         field.reject(format!("is {}, not a map", field.quoted_value()), "write `NAME: TEXT`");
@@ -78,12 +78,13 @@ fn read_context(fields: &MapFields<'_>) -> Option<Vec<(String, String)>> {
 
 fn read_sent_body(field: &Field<'_>) -> Option<BodyExcerpt> {
     let fields = field.read_fields(&["maxRequestBytes", "allowPartialMessage", "packAsBytes"])?;
-    let flag = |name| fields.find(name).map_or(Some(false), Field::read_boolean);
+    let read_flag = |name| fields.find(name).map_or(Some(false), Field::read_boolean);
     let bytes_max = match fields.find("maxRequestBytes") {
         Some(field) => field.read_number(1, BodyExcerpt::MAX_BYTES),
         None => Some(BodyExcerpt::BYTES_DEFAULT),
     };
-    let (allow_partial_message, pack_as_bytes) = (flag("allowPartialMessage"), flag("packAsBytes"));
+    let (allow_partial_message, pack_as_bytes) =
+        (read_flag("allowPartialMessage"), read_flag("packAsBytes"));
     let long_body =
         if allow_partial_message? { LongBodyAction::SendPrefix } else { LongBodyAction::Reject };
     Some(BodyExcerpt { bytes_max: bytes_max?, long_body, pack_as_bytes: pack_as_bytes? })
@@ -91,7 +92,7 @@ fn read_sent_body(field: &Field<'_>) -> Option<BodyExcerpt> {
 
 /// The default timeout, as in Envoy.
 const TIMEOUT_DEFAULT: Duration = Duration::from_millis(200);
-/// Limit of the headers sent to a check service.
+/// Maximum number of headers sent to a check service.
 const MAX_HEADERS: usize = 64;
-/// Limit of the context extensions per policy.
+/// Maximum number of context extensions per policy.
 const MAX_CONTEXT_EXTENSIONS: usize = 32;

@@ -66,7 +66,7 @@ fn read_delay(field: &Field<'_>) -> Option<FaultDelay> {
     let min = Duration::from_millis(1);
     let time = fields
         .require("fixedDelay")
-        .and_then(|field| read_duration_within(field, min, FaultDelay::MAX_TIME));
+        .and_then(|field| read_duration_within(field, min, FaultDelay::MAX_DELAY));
     Some(FaultDelay { share_ppm: read_percent(&fields)?, time: time? })
 }
 
@@ -145,7 +145,7 @@ fn parse_percent_ppm(text: &str) -> Option<u32> {
 
 /// 100 % in parts per million.
 const WHOLE_PPM: u32 = 1_000_000;
-/// Limit of rules per policy.
+/// Maximum number of rules per policy.
 const MAX_RULES: usize = 64;
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use leno_model::{
     RuleActions, Scheme, UrlRewrite,
 };
 
-use super::literal_path::literal_path;
+use super::literal_path::read_literal_path;
 use super::{cors, mirror};
 use crate::field::{Field, MapFields};
 
@@ -27,15 +27,15 @@ pub(super) fn read(
     actions: &mut RuleActions,
 ) {
     let Some(field) = rule.find("filters") else { return };
-    let mut kinds = Vec::new();
+    let mut seen_kinds = Vec::new();
     for filter in field.read_list(MAX_FILTERS).unwrap_or_default() {
         let Some((kind, config)) = read_type(&filter, FilterKind::for_rules(family)) else {
             continue;
         };
-        if kinds.contains(&kind) && kind != FilterKind::Mirror {
+        if seen_kinds.contains(&kind) && kind != FilterKind::Mirror {
             filter.reject(format!("is a second {}", kind.type_name()), "join the two");
         }
-        kinds.push(kind);
+        seen_kinds.push(kind);
         match kind {
             FilterKind::RequestHeaders => actions.request_headers = read_headers(&config),
             FilterKind::ResponseHeaders => actions.response_headers = read_headers(&config),
@@ -45,7 +45,7 @@ pub(super) fn read(
             FilterKind::Cors => actions.cors = cors::read(&config),
         }
     }
-    if kinds.contains(&FilterKind::Redirect) && kinds.contains(&FilterKind::Rewrite) {
+    if seen_kinds.contains(&FilterKind::Redirect) && seen_kinds.contains(&FilterKind::Rewrite) {
         field.reject(
             "has a RequestRedirect and a URLRewrite, of which a rule may have one",
             "remove one of the two",
@@ -58,7 +58,7 @@ pub(super) fn read(
         );
     }
     let backends = rule.find("backendRefs").and_then(|field| field.read_list(usize::MAX));
-    if kinds.contains(&FilterKind::Redirect) && backends.is_some_and(|list| !list.is_empty()) {
+    if seen_kinds.contains(&FilterKind::Redirect) && backends.is_some_and(|list| !list.is_empty()) {
         field.reject(
             "has a RequestRedirect, so `backendRefs` receive no requests",
             "remove the filter or `backendRefs`",
@@ -66,7 +66,7 @@ pub(super) fn read(
     }
 }
 
-/// Reads `filters` of a backend in a rule with these matches.
+/// Reads the filters of a backend in a rule with these matches; `None` if they change nothing.
 pub(super) fn read_backend_filters(
     backend: &MapFields<'_>,
     family: RouteFamily,
@@ -102,6 +102,7 @@ enum FilterKind {
 }
 
 impl FilterKind {
+    /// Returns the value of the filter's field `type`.
     const fn type_name(self) -> &'static str {
         match self {
             Self::RequestHeaders => "RequestHeaderModifier",
@@ -113,7 +114,7 @@ impl FilterKind {
         }
     }
 
-    /// Returns the name of the filter's configuration field.
+    /// Returns the name of the field that contains the filter's configuration.
     const fn config_field(self) -> &'static str {
         match self {
             Self::RequestHeaders => "requestHeaderModifier",
@@ -148,9 +149,12 @@ impl FilterKind {
 }
 
 /// Reads the filter type and its configuration field.
-fn read_type<'a>(filter: &Field<'a>, kinds: &[FilterKind]) -> Option<(FilterKind, Field<'a>)> {
-    let fields = filter.any_fields()?;
-    let choices: Vec<_> = kinds.iter().map(|kind| (kind.type_name(), *kind)).collect();
+fn read_type<'a>(
+    filter: &Field<'a>,
+    supported_kinds: &[FilterKind],
+) -> Option<(FilterKind, Field<'a>)> {
+    let fields = filter.read_any_fields()?;
+    let choices: Vec<_> = supported_kinds.iter().map(|kind| (kind.type_name(), *kind)).collect();
     let kind = fields.require("type")?.read_choice(&choices)?;
     fields.reject_unknown(&["type", kind.config_field()]);
     Some((kind, fields.require(kind.config_field())?.clone()))
@@ -270,14 +274,15 @@ fn read_hostname(field: &Field<'_>) -> Option<Name> {
 }
 
 fn read_path(path: &Field<'_>, matches: &[RequestMatch]) -> Option<PathEdit> {
-    let fields = path.any_fields()?;
-    let is_full =
-        fields.require("type")?.read_choice(&[("ReplaceFullPath", true), (PREFIX, false)])?;
+    let fields = path.read_any_fields()?;
+    let is_full = fields
+        .require("type")?
+        .read_choice(&[("ReplaceFullPath", true), (REPLACE_PREFIX, false)])?;
     let key = if is_full { "replaceFullPath" } else { "replacePrefixMatch" };
     fields.reject_unknown(&["type", key]);
     let value = fields.require(key)?;
     if is_full {
-        return literal_path(value).map(PathEdit::Full);
+        return read_literal_path(value).map(PathEdit::Full);
     }
     let has_single_prefix =
         matches!(matches, [RequestMatch { path: PathMatch::Any | PathMatch::Prefix(_), .. }]);
@@ -289,19 +294,19 @@ fn read_path(path: &Field<'_>, matches: &[RequestMatch]) -> Option<PathEdit> {
     }
     match value.read_text()? {
         "" => Some(PathEdit::Prefix(String::new())),
-        _ => literal_path(value).map(PathEdit::Prefix),
+        _ => read_literal_path(value).map(PathEdit::Prefix),
     }
 }
 
 /// The default status of a redirect, as in the resource's schema.
 const REDIRECT_STATUS: u16 = 302;
 /// The path type that replaces the matched prefix.
-const PREFIX: &str = "ReplacePrefixMatch";
-/// Limit of filters per rule or backend, as in the resource's schema.
+const REPLACE_PREFIX: &str = "ReplacePrefixMatch";
+/// Maximum number of filters per rule or backend, as in the resource's schema.
 const MAX_FILTERS: usize = 16;
-/// Limit of headers per list, as in the resource's schema.
+/// Maximum number of headers per list, as in the resource's schema.
 const MAX_HEADERS: usize = 16;
-/// Length limit of a header value.
+/// Maximum length of a header value.
 const MAX_HEADER_BYTES: usize = 4096;
-/// Length limit of a header name.
+/// Maximum length of a header name.
 const MAX_HEADER_NAME_BYTES: usize = 256;

@@ -2,16 +2,16 @@
 
 use leno_model::{HostPattern, RouteName, RouteRule, TcpRule, TlsRule};
 
-use super::tls_route::{read_hostnames, read_patterns};
+use super::tls_route::{read_host_patterns, read_hostnames};
 use super::{DocumentKind, ObjectMetadata, gateway_tcp_route, grpc_route, http_route, tls_route};
 use crate::field::{Field, MapFields};
 
 /// A Gateway API route of a gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayRoute {
-    /// The host names; any if empty.
+    /// The host names that the route matches; all if empty.
     pub hostnames: Vec<HostPattern>,
-    /// The rules.
+    /// The rules for requests, sessions or connections.
     pub rules: GatewayRules,
 }
 
@@ -71,7 +71,7 @@ pub(super) fn read(
 }
 
 fn read_route_hostnames(fields: &MapFields<'_>) -> Option<Vec<HostPattern>> {
-    fields.find("hostnames").map_or(Some(Vec::new()), read_patterns)
+    fields.find("hostnames").map_or(Some(Vec::new()), read_host_patterns)
 }
 
 /// The fields of routes with host names.

@@ -34,5 +34,5 @@ pub(super) fn read_rule(fields: &MapFields<'_>, route: RouteName) -> Option<TcpR
     Some(TcpRule { route, kind: RouteKind::Tcp, backends, ungranted_weight: 0 })
 }
 
-/// Rules have no matches, so only the first of several would apply.
+/// Maximum number of rules per route. Rules have no matches, so only the first of several would apply.
 const MAX_RULES: usize = 1;

@@ -7,9 +7,9 @@ use leno_model::{
 };
 
 use super::access_policy::read_elements;
-use super::http_route::{header_name, read_match};
-use super::request_condition::exactly_one_key;
-use super::service_policy::number_or;
+use super::http_route::{read_header_name, read_match};
+use super::request_condition::require_exactly_one_key;
+use super::service_policy::read_number_or;
 use super::{check_service, response};
 use crate::field::Field;
 
@@ -26,7 +26,7 @@ pub(super) fn read(field: &Field<'_>, namespace: &Name) -> Option<GlobalLimit> {
     ])?;
     let check_service =
         check_service::read(&fields, namespace, TIMEOUT_DEFAULT, FailureMode::Allow);
-    let domain = fields.require("domain").and_then(read_compared_text);
+    let domain = fields.require("domain").and_then(read_descriptor_text);
     let descriptors = fields.require("descriptors").and_then(|field| {
         let elements = field.read_list(MAX_DESCRIPTORS)?;
         if elements.is_empty() {
@@ -58,18 +58,18 @@ fn read_descriptor(element: &Field<'_>) -> Option<Descriptor> {
         return None;
     }
     let entries: Option<Vec<_>> = elements.iter().map(read_entry).collect();
-    let hits_addend = number_or(&fields, "hitsAddend", 1, MAX_HITS, 1);
+    let hits_addend = read_number_or(&fields, "hitsAddend", 1, MAX_HITS_ADDEND, 1);
     Some(Descriptor { requests: requests?, entries: entries?, hits_addend: hits_addend? })
 }
 
 /// Reads `{key, value}`, `{key, header}`, or `{key, from}` with a word.
 fn read_entry(element: &Field<'_>) -> Option<DescriptorEntry> {
     let fields = element.read_fields(&["key", "value", "header", "from"])?;
-    let key = exactly_one_key(&fields, &["value", "header", "from"])?;
+    let key = require_exactly_one_key(&fields, &["value", "header", "from"])?;
     let field = fields.find(key)?;
     let value = match key {
-        "value" => DescriptorValue::Text(read_compared_text(field)?),
-        "header" => DescriptorValue::Header(header_name(field, field.read_text()?)?),
+        "value" => DescriptorValue::Text(read_descriptor_text(field)?),
+        "header" => DescriptorValue::Header(read_header_name(field, field.read_text()?)?),
         _ => field.read_choice(&[
             ("client", DescriptorValue::Client),
             ("path", DescriptorValue::Path),
@@ -77,11 +77,11 @@ fn read_entry(element: &Field<'_>) -> Option<DescriptorEntry> {
             ("address", DescriptorValue::Address),
         ])?,
     };
-    Some(DescriptorEntry { key: fields.require("key").and_then(read_compared_text)?, value })
+    Some(DescriptorEntry { key: fields.require("key").and_then(read_descriptor_text)?, value })
 }
 
-/// Reads a text that the rate limit service compares.
-fn read_compared_text(field: &Field<'_>) -> Option<String> {
+/// Reads a text that is sent to the rate limit service.
+fn read_descriptor_text(field: &Field<'_>) -> Option<String> {
     let parse = |text: &str| {
         let is_valid = !text.is_empty() && text.len() <= MAX_TEXT_BYTES;
         (is_valid && !text.contains(char::is_control)).then(|| text.to_owned())
@@ -89,13 +89,13 @@ fn read_compared_text(field: &Field<'_>) -> Option<String> {
     field.read_with(parse, "a text to send", "use 1 to 256 bytes without control characters")
 }
 
-/// Envoy's default.
+/// The default timeout, as in Envoy.
 const TIMEOUT_DEFAULT: Duration = Duration::from_millis(20);
-/// Limit of descriptors per request.
+/// Maximum number of descriptors per request.
 const MAX_DESCRIPTORS: usize = 16;
-/// Limit of entries per descriptor.
+/// Maximum number of entries per descriptor.
 const MAX_ENTRIES: usize = 16;
-/// Limit of the cost of a request.
-const MAX_HITS: u32 = 1_000_000;
-/// Length limit of a text in a descriptor.
+/// Maximum value of `hitsAddend`, the number of hits that a request counts as.
+const MAX_HITS_ADDEND: u32 = 1_000_000;
+/// Maximum length of a text in a descriptor.
 const MAX_TEXT_BYTES: usize = 256;

@@ -65,7 +65,7 @@ fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
     Some(RequestMatch { path: path?, headers, ..RequestMatch::default() })
 }
 
-/// Returns the path match for a match of service and method.
+/// Reads a match of service and method, and returns the path match for it.
 fn read_method(method: &Field<'_>) -> Option<PathMatch> {
     let fields = method.read_fields(&["type", "service", "method"])?;
     let is_regex = match fields.find("type") {
@@ -78,15 +78,15 @@ fn read_method(method: &Field<'_>) -> Option<PathMatch> {
         return None;
     }
     if is_regex {
-        let segment_regex = |part: Option<&Field<'_>>| match part {
+        let read_segment_regex = |segment: Option<&Field<'_>>| match segment {
             Some(field) => field.read_regex().map(|text| format!("(?:{text})")),
             None => Some(ANY_SEGMENT.to_owned()),
         };
-        let path = format!("/{}/{}", segment_regex(service)?, segment_regex(name)?);
+        let path = format!("/{}/{}", read_segment_regex(service)?, read_segment_regex(name)?);
         return Some(PathMatch::Regex(path));
     }
-    let service = service.map(|field| read_grpc_name(field, is_service, "com.example.Books"));
-    let name = name.map(|field| read_grpc_name(field, is_method, "ListBooks"));
+    let service = service.map(|field| read_grpc_name(field, is_service_name, "com.example.Books"));
+    let name = name.map(|field| read_grpc_name(field, is_method_name, "ListBooks"));
     match (service, name) {
         (Some(service), Some(name)) => Some(PathMatch::Exact(format!("/{}/{}", service?, name?))),
         (Some(service), None) => Some(PathMatch::Prefix(format!("/{}", service?))),
@@ -106,7 +106,7 @@ fn read_grpc_name<'a>(
     example: &str,
 ) -> Option<&'a str> {
     let text = field.read_text()?;
-    if !is_valid(text) || text.len() > MAX_NAME_BYTES {
+    if !is_valid(text) || text.len() > MAX_GRPC_NAME_BYTES {
         let problem = format!("{} is not a name in gRPC", field.quoted_value());
         field.reject(problem, format!("use a name such as {example}, of at most 1024 bytes"));
         return None;
@@ -115,17 +115,17 @@ fn read_grpc_name<'a>(
 }
 
 /// True for the name of a gRPC service: method names joined by dots, with an optional leading dot.
-fn is_service(text: &str) -> bool {
-    text.strip_prefix('.').unwrap_or(text).split('.').all(is_method)
+fn is_service_name(text: &str) -> bool {
+    text.strip_prefix('.').unwrap_or(text).split('.').all(is_method_name)
 }
 
 /// True for the name of a gRPC method: letters, digits and `_`, not beginning with a digit.
-fn is_method(text: &str) -> bool {
+fn is_method_name(text: &str) -> bool {
     let is_name_byte = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
     text.bytes().all(is_name_byte) && text.bytes().next().is_some_and(|b| !b.is_ascii_digit())
 }
 
 /// The expression for any service or any method.
 const ANY_SEGMENT: &str = "[^/]+";
-/// Length limit of a service or method name.
-const MAX_NAME_BYTES: usize = 1024;
+/// Maximum length of a service or method name.
+const MAX_GRPC_NAME_BYTES: usize = 1024;

@@ -9,8 +9,8 @@ use crate::field::Field;
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, HedgeRule)> {
     let fields = spec.read_fields(&["targetRefs", "after", "methods"])?;
     let scope = read_targets(&fields, namespace);
-    let after = fields.require("after");
-    let after = after
+    let after = fields
+        .require("after")
         .and_then(|field| read_duration_within(field, HedgeRule::MIN_AFTER, HedgeRule::MAX_AFTER));
     let methods = fields.read_each("methods", HedgeRule::MAX_METHODS, |field| {
         let method = field.read_text()?;

@@ -11,7 +11,7 @@ use leno_model::{
 };
 
 use super::filter::{self, RouteFamily};
-use super::literal_path::literal_path;
+use super::literal_path::read_literal_path;
 use super::{ObjectMetadata, persistence, reject_other_kinds};
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
@@ -166,7 +166,7 @@ pub(super) fn read_backends(
     actions: &RuleActions,
 ) -> Vec<WeightedBackend> {
     let backends = fields.read_each("backendRefs", MAX_BACKENDS, |backend| {
-        read_edited_backend(backend, family, namespace, matches)
+        read_request_backend(backend, family, namespace, matches)
     });
     if actions.redirect.is_none() && backends.iter().all(|backend| backend.weight == 0) {
         rule.warn(
@@ -199,7 +199,7 @@ pub(super) fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
 pub(super) fn read_headers(fields: &MapFields<'_>) -> Vec<FieldMatch> {
     let headers = fields.read_each("headers", MAX_FIELDS, |field| {
         let mut header = read_field_match(field)?;
-        header.name = header_name(field, &header.name)?;
+        header.name = read_header_name(field, &header.name)?;
         Some(header)
     });
     reject_repeated(fields, "headers", &headers);
@@ -207,10 +207,10 @@ pub(super) fn read_headers(fields: &MapFields<'_>) -> Vec<FieldMatch> {
 }
 
 pub(super) fn read_path(path: &Field<'_>) -> Option<PathMatch> {
-    read_path_with(path, literal_path)
+    read_path_with(path, read_literal_path)
 }
 
-/// As [`read_path`]; `read_literal` reads paths that are not regular expressions.
+/// Reads a path match like [`read_path`], but reads paths that are not regular expressions with `read_literal`.
 pub(super) fn read_path_with(
     path: &Field<'_>,
     read_literal: impl Fn(&Field<'_>) -> Option<String>,
@@ -281,8 +281,8 @@ fn read_field_match(element: &Field<'_>) -> Option<FieldMatch> {
     Some(FieldMatch { name: name.to_owned(), value: value? })
 }
 
-/// Returns the header name in lower case, and `:authority` for `host`. Rejects invalid names.
-pub(super) fn header_name(field: &Field<'_>, name: &str) -> Option<String> {
+/// Returns `name` in lower case, or `:authority` for `host`. Rejects `field` if it is not the name of a header.
+pub(super) fn read_header_name(field: &Field<'_>, name: &str) -> Option<String> {
     let name = name.to_ascii_lowercase();
     let is_token_byte = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     match name.as_str() {
@@ -314,14 +314,14 @@ fn reject_repeated(fields: &MapFields<'_>, key: &str, matches: &[FieldMatch]) {
     }
 }
 
-/// Reads a backend of connections, which has no filters.
+/// Reads a backend that receives connections. It has no filters.
 pub(super) fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<WeightedBackend> {
     let fields = element.read_fields(&["group", "kind", "name", "namespace", "port", "weight"])?;
     read_weighted_backend(&fields, namespace)
 }
 
-/// Reads a backend of requests, with its filters.
-fn read_edited_backend(
+/// Reads a backend that receives requests, with its filters.
+fn read_request_backend(
     element: &Field<'_>,
     family: RouteFamily,
     namespace: &Name,
@@ -359,23 +359,25 @@ fn read_timeouts(rule: &MapFields<'_>) -> (Option<Duration>, Option<Duration>) {
         return (None, None);
     };
     // In the schema, zero means "no limit".
-    let limit = |key: &str| {
-        let limit = fields.find(key).and_then(read_duration);
-        limit.filter(|limit| !limit.is_zero())
+    let read_timeout = |key: &str| {
+        let timeout = fields.find(key).and_then(read_duration);
+        timeout.filter(|timeout| !timeout.is_zero())
     };
-    let (request, attempt) = (limit("request"), limit("backendRequest"));
-    if let (Some(request_timeout), Some(attempt_timeout), Some(field)) =
-        (request, attempt, fields.find("backendRequest"))
-        && attempt_timeout > request_timeout
+    let (request_timeout, attempt_timeout) =
+        (read_timeout("request"), read_timeout("backendRequest"));
+    if let (Some(request_limit), Some(attempt_limit), Some(field)) =
+        (request_timeout, attempt_timeout, fields.find("backendRequest"))
+        && attempt_limit > request_limit
     {
         field.reject(
             format!("{} is longer than `request`, which includes it", field.quoted_value()),
             "lower it, or raise `request`",
         );
     }
-    (request, attempt)
+    (request_timeout, attempt_timeout)
 }
 
+/// Reads a Gateway API duration; see [`parse_duration`].
 pub(super) fn read_duration(field: &Field<'_>) -> Option<Duration> {
     field.read_with(
         parse_duration,
@@ -409,17 +411,17 @@ fn read_retry(field: &Field<'_>) -> Option<RetryRule> {
     Some(RetryRule { codes, attempts, backoff })
 }
 
-/// Reads the number of retries. The API has no upper bound; a number above Leno's limit is lowered to it with a
-/// warning.
+/// Reads the number of retries. The API has no upper bound; a number above [`RetryRule::MAX_ATTEMPTS`] is lowered to
+/// it with a warning.
 fn read_attempts(field: &Field<'_>) -> Option<u8> {
     let attempts = field.read_number(0, i32::MAX.unsigned_abs())?;
     let max = RetryRule::MAX_ATTEMPTS;
-    let accepted = u8::try_from(attempts).ok().filter(|attempts| *attempts <= max);
-    if accepted.is_none() {
+    let accepted_attempts = u8::try_from(attempts).ok().filter(|attempts| *attempts <= max);
+    if accepted_attempts.is_none() {
         let problem = format!("{attempts} exceeds the limit of {max}");
         field.warn(problem, format!("use at most {max}"));
     }
-    Some(accepted.unwrap_or(max))
+    Some(accepted_attempts.unwrap_or(max))
 }
 
 /// Parses a Gateway API duration (GEP-2257): one to four pairs of up to five digits and a unit.
@@ -427,13 +429,13 @@ pub(super) fn parse_duration(text: &str) -> Option<Duration> {
     let mut remaining = text;
     let mut total = Duration::ZERO;
     for _ in 0..4 {
-        let digits = remaining.bytes().take_while(u8::is_ascii_digit).count();
-        if digits == 0 || digits > 5 {
+        let digit_count = remaining.bytes().take_while(u8::is_ascii_digit).count();
+        if digit_count == 0 || digit_count > 5 {
             return None;
         }
-        let (number, after_digits) = remaining.split_at_checked(digits)?;
-        let number: u64 = number.parse().ok()?;
-        let (milliseconds, unit_length) = match after_digits.as_bytes() {
+        let (digits, unit_and_following) = remaining.split_at_checked(digit_count)?;
+        let number: u64 = digits.parse().ok()?;
+        let (milliseconds, unit_length) = match unit_and_following.as_bytes() {
             [b'm', b's', ..] => (1, 2),
             [b'h', ..] => (3_600_000, 1),
             [b'm', ..] => (60_000, 1),
@@ -441,7 +443,7 @@ pub(super) fn parse_duration(text: &str) -> Option<Duration> {
             _ => return None,
         };
         total += Duration::from_millis(number * milliseconds);
-        remaining = after_digits.split_at_checked(unit_length)?.1;
+        remaining = unit_and_following.split_at_checked(unit_length)?.1;
         if remaining.is_empty() {
             return Some(total);
         }
@@ -461,15 +463,21 @@ const METHODS: &[(&str, &str)] = &[
     ("TRACE", "TRACE"),
     ("PATCH", "PATCH"),
 ];
-/// Limits of the resource's schema.
+/// Maximum number of parents per route, as in the resource's schema.
 const MAX_PARENTS: usize = 32;
+/// Maximum number of rules per route, as in the resource's schema.
 pub(super) const MAX_RULES: usize = 16;
+/// Maximum number of matches per rule, as in the resource's schema.
 pub(super) const MAX_MATCHES: usize = 64;
+/// Maximum number of backends per rule, as in the resource's schema.
 pub(super) const MAX_BACKENDS: usize = 16;
+/// Maximum number of headers or query parameters per match, as in the resource's schema.
 const MAX_FIELDS: usize = 16;
+/// Maximum length of a header or query parameter name, as in the resource's schema.
 const MAX_FIELD_NAME_BYTES: usize = 256;
+/// Maximum weight of a backend, as in the resource's schema.
 pub(super) const MAX_WEIGHT: u32 = 1_000_000;
-/// Limit of retry statuses: each once.
+/// Maximum number of retry statuses: each status from 400 to 599 once.
 const MAX_RETRY_CODES: usize = 200;
 /// The default number of retries.
 pub(super) const RETRIES_DEFAULT: u8 = 1;

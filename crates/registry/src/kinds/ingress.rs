@@ -20,7 +20,7 @@ pub(super) fn read(
     let groups = read_groups(&fields, &name.namespace);
     let (backends, sources) = (backends?, sources?);
     for (element, backend) in &backends {
-        check_sources(element, &backend.protocol, &sources);
+        reject_unusable_sources(element, &backend.protocol, &sources);
     }
     let backends = backends.into_iter().map(|(_, backend)| backend).collect();
     Some(IngressPolicy { name, backends, sources, groups: groups?, created: 0 })
@@ -103,7 +103,11 @@ fn apply_tls_settings(
 }
 
 /// Rejects a port that no client can use, and sources that the port's protocol cannot verify.
-fn check_sources(element: &Field<'_>, protocol: &IngressProtocol, sources: &[IngressSource]) {
+fn reject_unusable_sources(
+    element: &Field<'_>,
+    protocol: &IngressProtocol,
+    sources: &[IngressSource],
+) {
     let is_address_source = |source: &&IngressSource| {
         matches!(source, IngressSource::Service(_) | IngressSource::Range(_))
     };
@@ -247,7 +251,7 @@ fn read_group(element: &Field<'_>, namespace: &Name) -> Option<RouteGroupName> {
     Some(RouteGroupName { namespace: namespace.clone(), name })
 }
 
-/// Reads a non-empty list.
+/// Reads the elements of a list; rejects an empty list with `hint`.
 pub(super) fn read_non_empty_list<'a>(field: &Field<'a>, hint: &str) -> Option<Vec<Field<'a>>> {
     let elements = field.read_list(MAX_LIST)?;
     if elements.is_empty() {
@@ -275,5 +279,5 @@ pub const NODE_NETWORK_LABEL: &str = "leno.dev/node-network";
 /// The label of unmeshed endpoints of a service without selector. Sidecars balance over them until the first meshed
 /// endpoint of the service is known.
 pub const JOINING_LABEL: &str = "leno.dev/joining";
-/// Limit of ports, sources, names or groups per object.
+/// Maximum number of elements in a list: backends, sources, server names or groups.
 pub(super) const MAX_LIST: usize = 256;

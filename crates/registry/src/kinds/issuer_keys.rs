@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use leno_model::{AddressClass, InvalidEndpoint, IssuerKeys, KeyServer, KeySource, Scheme};
 
-use super::request_condition::exactly_one_key;
-use super::service_policy::time_or;
+use super::request_condition::require_exactly_one_key;
+use super::service_policy::read_duration_or;
 use crate::field::{Field, MapFields};
 
-/// Reads one of `inline`, `file`, and `url` with `refreshInterval`.
+/// Reads the only field of `inline`, `file` and `url`, and `refreshInterval` with the latter.
 pub(super) fn read(field: &Field<'_>) -> Option<IssuerKeys> {
     if field.plain_text().is_some_and(|text| text.trim_start().starts_with('{')) {
         field.reject("is a text, not a map", "write a map with the text as `inline`");
@@ -22,7 +22,7 @@ pub(super) fn read(field: &Field<'_>) -> Option<IssuerKeys> {
         return None;
     }
     let fields = field.read_fields(&["inline", "file", "url", "refreshInterval"])?;
-    let key = exactly_one_key(&fields, &["inline", "file", "url"])?;
+    let key = require_exactly_one_key(&fields, &["inline", "file", "url"])?;
     if let (Some(refresh_interval), false) = (fields.find("refreshInterval"), key == "url") {
         refresh_interval.reject("applies to `url` only", "remove it; files are watched");
     }
@@ -93,7 +93,7 @@ fn read_inline(inline: &Field<'_>) -> Option<IssuerKeys> {
 }
 
 fn read_server(fields: &MapFields<'_>) -> Option<KeyServer> {
-    let refresh_interval = time_or(
+    let refresh_interval = read_duration_or(
         fields,
         "refreshInterval",
         KeyServer::MIN_REFRESH_INTERVAL,
@@ -146,7 +146,7 @@ fn is_loopback_host(host: &str) -> bool {
     host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// Length limit of a path that a hint repeats.
+/// Maximum length of a path that a hint repeats.
 const MAX_PATH_IN_HINT_BYTES: usize = 256;
-/// The default interval, as in Envoy.
+/// The default refresh interval, as in Envoy.
 const REFRESH_INTERVAL_DEFAULT: Duration = Duration::from_secs(300);

@@ -8,10 +8,10 @@ use leno_model::{
 };
 
 use super::access_policy::read_elements;
-use super::http_route::{header_name, read_match};
+use super::http_route::{read_header_name, read_match};
 use super::issuer_keys;
-use super::request_condition::exactly_one_key;
-use super::service_policy::{read_targets, time_or};
+use super::request_condition::require_exactly_one_key;
+use super::service_policy::{read_duration_or, read_targets};
 use crate::field::{Field, MapFields};
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, JwtValidation)> {
@@ -86,7 +86,7 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
             read_token_location,
         ),
     };
-    let clock_skew = time_or(
+    let clock_skew = read_duration_or(
         &fields,
         "clockSkew",
         Duration::ZERO,
@@ -129,7 +129,7 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
 fn read_max_age(fields: &MapFields<'_>) -> Option<Option<Duration>> {
     let (min, max) = (JwtIssuer::MAX_AGE_MIN, JwtIssuer::MAX_AGE_MAX);
     match fields.find("maxAge") {
-        Some(_) => time_or(fields, "maxAge", min, max, max).map(Some),
+        Some(_) => read_duration_or(fields, "maxAge", min, max, max).map(Some),
         None => Some(None),
     }
 }
@@ -137,14 +137,14 @@ fn read_max_age(fields: &MapFields<'_>) -> Option<Option<Duration>> {
 /// Reads `{header}` with a `prefix`, or `{query}`.
 fn read_token_location(element: &Field<'_>) -> Option<JwtLocation> {
     let fields = element.read_fields(&["header", "prefix", "query"])?;
-    if exactly_one_key(&fields, &["header", "query"])? == "query" {
+    if require_exactly_one_key(&fields, &["header", "query"])? == "query" {
         if let Some(prefix) = fields.find("prefix") {
             prefix.reject("requires `header`", "remove it");
         }
         return fields.find("query").and_then(read_compared_text).map(JwtLocation::Query);
     }
     let field = fields.find("header")?;
-    let name = header_name(field, field.read_text()?)?;
+    let name = read_header_name(field, field.read_text()?)?;
     let prefix = match fields.find("prefix") {
         Some(field) => field.read_text()?.to_owned(),
         None => String::new(),
@@ -156,7 +156,7 @@ fn read_claim_header(element: &Field<'_>) -> Option<ClaimHeader> {
     let fields = element.read_fields(&["claim", "header"])?;
     let claim = fields.require("claim").and_then(read_compared_text);
     let field = fields.require("header")?;
-    let header = header_name(field, field.read_text()?)?;
+    let header = read_header_name(field, field.read_text()?)?;
     if !HeaderEdits::is_name(&header) || !HeaderEdits::may_edit(&header) {
         let problem = format!("{} is a header of the protocol", field.quoted_value());
         field.reject(problem, "use another header, such as `x-user`");
@@ -174,9 +174,9 @@ pub(super) fn read_compared_text(field: &Field<'_>) -> Option<String> {
     field.read_with(parse, "a text to compare", "use 1 to 512 bytes without control characters")
 }
 
-/// Limit of issuers per policy.
+/// Maximum number of issuers per policy.
 const MAX_ISSUERS: usize = 16;
 /// The default clock skew, as in Envoy.
 const CLOCK_SKEW_DEFAULT: Duration = Duration::from_secs(60);
-/// Length limit of an issuer, audience or claim.
+/// Maximum length of an issuer, audience or claim.
 const MAX_TEXT_BYTES: usize = 512;

@@ -8,7 +8,7 @@ use leno_model::{
 };
 
 use super::ObjectMetadata;
-use super::http_route::header_name;
+use super::http_route::read_header_name;
 use super::request_condition::read_match;
 use crate::field::Field;
 
@@ -24,18 +24,18 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Lane> {
         read_rule(element, origin)
     });
     let mut rules: Vec<LaneRule> = rules.collect();
-    rules.sort_by_key(|rule| Reverse(rule.precedence));
+    rules.sort_by_key(|rule| Reverse(rule.priority));
     let service = ServiceName { namespace: name.namespace.clone(), name: service? };
     Some(Lane { name, service, rules, created: 0 })
 }
 
 fn read_rule(element: &Field<'_>, origin: RuleOrigin) -> Option<LaneRule> {
     let fields = element.read_fields(&["precedence", "match", "marks"])?;
-    let precedence = match fields.find("precedence") {
-        Some(field) => i32::try_from(field.read_number(0, MAX_PRECEDENCE)?).ok()?,
+    let priority = match fields.find("precedence") {
+        Some(field) => i32::try_from(field.read_number(0, MAX_PRIORITY)?).ok()?,
         None => 0,
     };
-    let matches = match fields.find("match") {
+    let request_match = match fields.find("match") {
         Some(field) => read_match(field)?,
         None => TagMatch::default(),
     };
@@ -48,7 +48,7 @@ fn read_rule(element: &Field<'_>, origin: RuleOrigin) -> Option<LaneRule> {
         field.reject(format!("has {total_percent} percent in all"), "use 1 to 100 in all");
         return None;
     }
-    Some(LaneRule { origin, precedence, matches, marks })
+    Some(LaneRule { origin, priority, request_match, marks })
 }
 
 fn read_mark(element: &Field<'_>) -> Option<LaneMark> {
@@ -66,7 +66,7 @@ fn read_mark(element: &Field<'_>) -> Option<LaneMark> {
 pub(super) fn read_headers(field: &Field<'_>) -> Option<BTreeMap<String, String>> {
     let mut headers = BTreeMap::new();
     for (name, value) in field.read_entries()? {
-        let name = header_name(&value, name)?;
+        let name = read_header_name(&value, name)?;
         let text = value.read_literal()?;
         let is_visible = |byte: u8| byte == b'\t' || (0x20..0x7f).contains(&byte);
         if !text.bytes().all(is_visible) || text.trim() != text {
@@ -99,9 +99,9 @@ const RESERVED_HEADERS: &[&str] = &[
     "transfer-encoding",
     "upgrade",
 ];
-/// Limit of rules per object.
+/// Maximum number of rules per object.
 const MAX_RULES: usize = 1024;
-/// Limit of marks per rule.
+/// Maximum number of marks per rule.
 const MAX_MARKS: usize = 64;
-/// Limit of `precedence`.
-const MAX_PRECEDENCE: u32 = 1_000_000;
+/// Maximum value of the field `precedence`.
+const MAX_PRIORITY: u32 = 1_000_000;

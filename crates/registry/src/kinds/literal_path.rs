@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use crate::field::Field;
 
 /// Reads a normalized path of characters that are valid in a request.
-pub(super) fn literal_path(value: &Field<'_>) -> Option<String> {
+pub(super) fn read_literal_path(value: &Field<'_>) -> Option<String> {
     let path = value.read_text()?;
     if let Some(problem) = normalization_problem(path) {
         value.reject(format!("{} {problem}", value.quoted_value()), EXAMPLE_HINT);
@@ -26,7 +26,7 @@ pub(super) fn literal_path(value: &Field<'_>) -> Option<String> {
 
 /// Reads a normalized path in decoded form, without escapes and parameters. Spaces and non-ASCII letters are
 /// allowed.
-pub(super) fn decoded_path(value: &Field<'_>) -> Option<String> {
+pub(super) fn read_decoded_path(value: &Field<'_>) -> Option<String> {
     let path = value.read_text()?;
     if let Some(problem) = normalization_problem(path) {
         value.reject(format!("{} {problem}", value.quoted_value()), EXAMPLE_HINT);
@@ -142,7 +142,7 @@ fn may_be_decoded(path: &str) -> bool {
 const EXAMPLE_HINT: &str = "use a path such as \"/ratings\"";
 /// The hint for a path that only an expression can match.
 const REGEX_HINT: &str = "write a regular expression with `type: RegularExpression`";
-/// Length limit of a path.
+/// Maximum length of a path.
 const MAX_PATH_BYTES: usize = 1024;
 
 #[cfg(test)]
@@ -181,14 +181,22 @@ mod tests {
             ("/a%22b%7Cc", "/a\"b|c"),
             ("/[x]", "/[x]"),
         ] {
-            assert_eq!(read(decoded, decoded_path).ok().as_deref(), Some(decoded), "{decoded}");
+            assert_eq!(
+                read(decoded, read_decoded_path).ok().as_deref(),
+                Some(decoded),
+                "{decoded}"
+            );
             if encoded == decoded {
                 continue;
             }
-            assert_eq!(read(encoded, literal_path).ok().as_deref(), Some(encoded), "{encoded}");
-            let diagnostics = read(decoded, literal_path).unwrap_err();
+            assert_eq!(
+                read(encoded, read_literal_path).ok().as_deref(),
+                Some(encoded),
+                "{encoded}"
+            );
+            let diagnostics = read(decoded, read_literal_path).unwrap_err();
             assert_eq!(proposed_text(&diagnostics).as_deref(), Some(encoded), "{decoded}");
-            let diagnostics = read(encoded, decoded_path).unwrap_err();
+            let diagnostics = read(encoded, read_decoded_path).unwrap_err();
             assert_eq!(proposed_text(&diagnostics).as_deref(), Some(decoded), "{encoded}");
         }
     }
@@ -211,10 +219,10 @@ mod tests {
             ("/a%2f%2fb", None),
             ("/%ff", None),
         ] {
-            let diagnostics = read(path, decoded_path).unwrap_err();
+            let diagnostics = read(path, read_decoded_path).unwrap_err();
             assert_eq!(proposed_text(&diagnostics).as_deref(), proposal, "{path}");
-            let is_complete = proposal.is_some() || diagnostics[0].hint == REGEX_HINT;
-            assert!(is_complete, "{path}: {}", diagnostics[0].hint);
+            let has_hint = proposal.is_some() || diagnostics[0].hint == REGEX_HINT;
+            assert!(has_hint, "{path}: {}", diagnostics[0].hint);
         }
     }
 }

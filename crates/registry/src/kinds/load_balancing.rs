@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use leno_model::{BalanceAlgorithm, HashKey, LoadBalancing, Name, PolicyScope, SlowStart};
 
-use super::http_route::header_name;
-use super::service_policy::{number_or, percent_or, read_duration_within, read_targets};
+use super::http_route::read_header_name;
+use super::service_policy::{read_duration_within, read_number_or, read_percent_or, read_targets};
 use crate::field::{Field, MapFields};
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, LoadBalancing)> {
@@ -41,7 +41,7 @@ fn read_algorithm(fields: &MapFields<'_>) -> Option<BalanceAlgorithm> {
     }
     let read_choice_count = || {
         let max = LoadBalancing::MAX_CHOICES.into();
-        u8::try_from(number_or(fields, "choiceCount", 2, max, 2)?).ok()
+        u8::try_from(read_number_or(fields, "choiceCount", 2, max, 2)?).ok()
     };
     Some(match name {
         AlgorithmName::PeakEwma => BalanceAlgorithm::PeakEwma { choices: read_choice_count()? },
@@ -72,7 +72,7 @@ fn read_key(field: &Field<'_>) -> Option<HashKey> {
     };
     let value = fields.require(key)?;
     match key {
-        "header" => header_name(value, value.read_text()?).map(HashKey::Header),
+        "header" => read_header_name(value, value.read_text()?).map(HashKey::Header),
         "cookie" => {
             let name = value.read_text()?;
             // RFC 6265 §4.1.1: a cookie name is a token.
@@ -98,9 +98,10 @@ fn read_key(field: &Field<'_>) -> Option<HashKey> {
 fn read_slow_start(field: &Field<'_>) -> Option<SlowStart> {
     let fields = field.read_fields(&["duration", "minimumPercent"])?;
     let (min, max) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
-    let time = fields.require("duration").and_then(|field| read_duration_within(field, min, max));
-    let percent_min = percent_or(&fields, "minimumPercent", 1, 10)?;
-    Some(SlowStart { time: time?, percent_min })
+    let duration =
+        fields.require("duration").and_then(|field| read_duration_within(field, min, max));
+    let percent_min = read_percent_or(&fields, "minimumPercent", 1, 10)?;
+    Some(SlowStart { time: duration?, percent_min })
 }
 
 /// An algorithm as named in documents, without its parameters.
@@ -114,6 +115,7 @@ enum AlgorithmName {
     Maglev,
 }
 
+/// The algorithms by name.
 const ALGORITHMS: &[(&str, AlgorithmName)] = &[
     ("PeakEwma", AlgorithmName::PeakEwma),
     ("LeastRequest", AlgorithmName::LeastRequest),

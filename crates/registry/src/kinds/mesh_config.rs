@@ -10,10 +10,10 @@ use leno_model::{
 use super::observability;
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
-use crate::suggest::one_of;
+use crate::suggest::join_with_or;
 
 pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
-    const KNOWN: &[&str] = &[
+    const KNOWN_FIELDS: &[&str] = &[
         "trustDomain",
         "defaultPolicy",
         "revoked",
@@ -26,7 +26,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
         "mtls",
         "floor",
     ];
-    let fields = spec.read_fields(KNOWN)?;
+    let fields = spec.read_fields(KNOWN_FIELDS)?;
     let mut config = MeshConfig::default();
     if let Some(field) = fields.find("trustDomain") {
         config.trust_domain = TrustDomain(field.read_name()?);
@@ -116,6 +116,7 @@ pub(super) fn read_admission(fields: &MapFields<'_>) -> Option<AdmissionSettings
     Some(AdmissionSettings { default_policy, mtls })
 }
 
+/// Returns the choices for [`Field::read_choice`]: each value with its name.
 fn named_choices<T: Copy>(
     values: &[T],
     name: impl Fn(T) -> &'static str,
@@ -147,9 +148,9 @@ fn read_namespaces(field: &Field<'_>, floor: &Floor) -> Option<BTreeMap<Name, Ad
 }
 
 fn read_floor(field: &Field<'_>) -> Option<Floor> {
-    const KNOWN: &[&str] =
+    const KNOWN_FIELDS: &[&str] =
         &["defaultPolicy", "mtls", "injection", "exclusions", "sidecarImages", "exceptNamespaces"];
-    let fields = field.read_fields(KNOWN)?;
+    let fields = field.read_fields(KNOWN_FIELDS)?;
     let default_policy = match fields.find("defaultPolicy") {
         Some(field) => {
             Some(field.read_choice(&named_choices(DefaultPolicy::ALL, DefaultPolicy::as_str))?)
@@ -157,15 +158,15 @@ fn read_floor(field: &Field<'_>) -> Option<Floor> {
         None => None,
     };
     // Each field has one allowed word: a minimum cannot permit more than no minimum.
-    let is_set = |key: &str, word: &'static str| match fields.find(key) {
+    let read_requirement = |key: &str, word: &'static str| match fields.find(key) {
         Some(field) => field.read_choice(&[(word, true)]),
         None => Some(false),
     };
     let floor = Floor {
         default_policy,
-        mtls_strict: is_set("mtls", MtlsMode::Strict.as_str())?,
-        injection_required: is_set("injection", "required")?,
-        exclusions_forbidden: is_set("exclusions", "forbidden")?,
+        mtls_strict: read_requirement("mtls", MtlsMode::Strict.as_str())?,
+        injection_required: read_requirement("injection", "required")?,
+        exclusions_forbidden: read_requirement("exclusions", "forbidden")?,
         sidecar_images: fields
             .read_each("sidecarImages", MAX_FLOOR_IMAGES, read_repository)
             .into_iter()
@@ -182,7 +183,7 @@ fn read_floor(field: &Field<'_>) -> Option<Floor> {
         images.reject("permits no image", "name repositories, or remove it");
     }
     if matches!(field.value(), NodeValue::Map(map) if map.is_empty()) {
-        field.reject("sets no floor", format!("remove it, or use {}", one_of(KNOWN)));
+        field.reject("sets no floor", format!("remove it, or use {}", join_with_or(KNOWN_FIELDS)));
     }
     Some(floor)
 }
@@ -208,7 +209,7 @@ fn read_repository(element: &Field<'_>) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// Rejects settings of the same object that are below the mesh's minimum.
+/// Rejects the settings in `fields` that are below the mesh's minimum, `floor`.
 fn reject_below_floor(
     fields: &MapFields<'_>,
     floor: &Floor,
@@ -217,20 +218,19 @@ fn reject_below_floor(
 ) {
     for setting in floor.overridden_settings(admission) {
         if let Some(field) = fields.find(setting.field) {
-            let in_force = setting.in_force;
             field.reject(
                 format!("is below spec.floor.{}", setting.field),
-                format!("use {in_force}, or {hint}"),
+                format!("use {}, or {hint}", setting.in_force),
             );
         }
     }
 }
 
-/// Limit of revoked accounts and workloads: every sidecar receives all of them.
+/// Maximum number of revoked accounts and workloads: every sidecar receives all of them.
 const MAX_REVOKED: usize = 1024;
-/// Limit of namespaces with their own settings.
+/// Maximum number of namespaces with their own settings.
 const MAX_NAMESPACES: usize = 1024;
-/// Limit of sidecar image repositories.
+/// Maximum number of sidecar image repositories.
 const MAX_FLOOR_IMAGES: usize = 64;
-/// Length limit of a repository name.
+/// Maximum length of a repository name.
 const MAX_REPOSITORY_BYTES: usize = 255;

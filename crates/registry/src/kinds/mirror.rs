@@ -23,21 +23,21 @@ fn read_share(fields: &MapFields<'_>) -> Option<u32> {
         (None, None) => Some(WHOLE_PPM),
         (Some(percent), None) => Some(percent.read_number(0, 100)? * (WHOLE_PPM / 100)),
         (None, Some(fraction)) => {
-            let parts = fraction.read_fields(&["numerator", "denominator"])?;
+            let fraction_fields = fraction.read_fields(&["numerator", "denominator"])?;
             let max = i32::MAX.unsigned_abs();
-            let denominator = match parts.find("denominator") {
+            let denominator = match fraction_fields.find("denominator") {
                 Some(field) => field.read_number(1, max)?,
                 None => 100,
             };
-            let field = parts.require("numerator")?;
+            let field = fraction_fields.require("numerator")?;
             let numerator = field.read_number(0, denominator)?;
-            let share = u64::from(numerator) * u64::from(WHOLE_PPM) / u64::from(denominator);
-            if numerator > 0 && share == 0 {
+            let share_ppm = u64::from(numerator) * u64::from(WHOLE_PPM) / u64::from(denominator);
+            if numerator > 0 && share_ppm == 0 {
                 let problem = "is less than a millionth: no request would be copied";
                 fraction.reject(problem, "use a fraction of 1/1000000 or more");
                 return None;
             }
-            u32::try_from(share).ok()
+            u32::try_from(share_ppm).ok()
         }
         (Some(_), Some(fraction)) => {
             fraction.reject("repeats `percent`", "remove one of the two");

@@ -5,11 +5,11 @@ use leno_model::{
     MetricsPush, Observability, PropagationFormat, Sampling, Signal, Tracing,
 };
 
-use super::request_condition::exactly_one_key;
+use super::request_condition::require_exactly_one_key;
 use super::service_policy::read_duration_within;
 use crate::field::{Field, MapFields};
 use crate::hint::Replacement;
-use crate::suggest::{closest_word, one_of};
+use crate::suggest::{closest_word, join_with_or};
 
 pub(super) fn read(fields: &MapFields<'_>) -> Option<Observability> {
     let mut observability = Observability::default();
@@ -17,7 +17,7 @@ pub(super) fn read(fields: &MapFields<'_>) -> Option<Observability> {
         observability.tracing = Some(read_tracing(field)?);
     }
     if let Some(field) = fields.find("accessLog") {
-        observability.access_log = Some(access_log(field)?);
+        observability.access_log = Some(read_access_log(field)?);
     }
     if let Some(field) = fields.find("metrics") {
         observability.metrics = Some(Box::new(read_metrics_push(field)?));
@@ -44,14 +44,14 @@ fn read_tracing(field: &Field<'_>) -> Option<Tracing> {
 
 fn read_collector(field: &Field<'_>) -> Option<Collector> {
     let fields = field.read_fields(&["otlp", "zipkin"])?;
-    let key = exactly_one_key(&fields, &["otlp", "zipkin"])?;
-    let inner = fields.find(key)?;
+    let key = require_exactly_one_key(&fields, &["otlp", "zipkin"])?;
+    let collector = fields.find(key)?;
     match key {
         "otlp" => {
-            read_otlp_collector(&inner.read_fields(&["endpoint", "protocol"])?, Signal::Traces)
+            read_otlp_collector(&collector.read_fields(&["endpoint", "protocol"])?, Signal::Traces)
         }
         _ => {
-            let fields = inner.read_fields(&["endpoint"])?;
+            let fields = collector.read_fields(&["endpoint"])?;
             read_endpoint(&fields, Signal::Traces, CollectorProtocol::Zipkin)
         }
     }
@@ -65,7 +65,7 @@ fn read_metrics_push(field: &Field<'_>) -> Option<MetricsPush> {
         Some(field) => {
             read_duration_within(field, MetricsPush::MIN_INTERVAL, MetricsPush::MAX_INTERVAL)
         }
-        None => Some(MetricsPush::INTERVAL),
+        None => Some(MetricsPush::DEFAULT_INTERVAL),
     };
     Some(MetricsPush { collector: collector?, interval: interval? })
 }
@@ -104,7 +104,7 @@ fn read_endpoint(
     }
 }
 
-fn access_log(field: &Field<'_>) -> Option<AccessLog> {
+fn read_access_log(field: &Field<'_>) -> Option<AccessLog> {
     let fields = field.read_fields(&["sampling", "errors", "template", "export"])?;
     let sampling = read_sampling(&fields, Sampling::ALL);
     let errors = read_boolean_or_true(&fields, "errors");
@@ -144,7 +144,7 @@ fn read_template(field: &Field<'_>) -> Option<LogTemplate> {
                     Replacement::Text(corrected),
                 );
             }
-            None => field.reject(error.to_string(), format!("use {}", one_of(LOG_FIELDS))),
+            None => field.reject(error.to_string(), format!("use {}", join_with_or(LOG_FIELDS))),
         },
         _ => {
             field.reject(error.to_string(), "correct it, as in `{method} {path} {response_code}`");

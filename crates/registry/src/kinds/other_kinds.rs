@@ -1,10 +1,10 @@
-//! Rejection of references to objects other than services.
+//! Rejection of references to objects of other kinds than Service.
 
 use crate::field::MapFields;
 
-/// Rejects references to anything but a service in the same namespace, by `group` and `kind` of the Gateway
-/// API.
-pub(super) fn reject_other_kinds(fields: &MapFields<'_>, group_required: bool) {
+/// Rejects a reference to an object of another kind than Service, by the Gateway API fields `group` and `kind`. With
+/// `kind_required`, a reference without `kind` is rejected as well.
+pub(super) fn reject_other_kinds(fields: &MapFields<'_>, kind_required: bool) {
     if let Some(group) = fields.find("group")
         && let Some(text) = group.read_text()
         && !matches!(text, "" | "core")
@@ -15,7 +15,7 @@ pub(super) fn reject_other_kinds(fields: &MapFields<'_>, group_required: bool) {
         Some(kind) => {
             kind.read_choice(&[("Service", ())]);
         }
-        None if group_required => fields.map_field().reject(
+        None if kind_required => fields.map_field().reject(
             "has no `kind`, which defaults to Gateway; routes are attached to services here",
             "add `group: \"\"` and `kind: Service`",
         ),

@@ -7,8 +7,8 @@ use leno_model::{
     PolicyScope,
 };
 
-use super::literal_path::literal_path;
-use super::service_policy::{number_or, percent_or, read_targets, time_or};
+use super::literal_path::read_literal_path;
+use super::service_policy::{read_duration_or, read_number_or, read_percent_or, read_targets};
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
@@ -31,19 +31,20 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, O
     ])?;
     let scope = read_targets(&fields, namespace);
     let failures = read_failure_classes(&fields);
-    let window = time_or(&fields, "window", MIN_WINDOW, MAX_TIME, Duration::from_secs(10));
-    let buckets = number_or(&fields, "buckets", 1, 60, 10);
-    let (rate, consecutive) = read_limits(&fields)?;
-    let percent = percent_or(&fields, "maxEjectionPercent", 1, 50);
-    let min_healthy = number_or(&fields, "minHealthy", 1, MAX_ENDPOINTS, 1);
-    let probe_requests = number_or(&fields, "probeRequests", 1, 1000, 1);
-    let rule = OutlierDetection {
+    let window =
+        read_duration_or(&fields, "window", MIN_WINDOW, MAX_DURATION, Duration::from_secs(10));
+    let buckets = read_number_or(&fields, "buckets", 1, 60, 10);
+    let (failure_rate, consecutive_failures) = read_failure_limits(&fields)?;
+    let max_ejection_percent = read_percent_or(&fields, "maxEjectionPercent", 1, 50);
+    let min_healthy = read_number_or(&fields, "minHealthy", 1, MAX_MIN_HEALTHY, 1);
+    let probe_requests = read_number_or(&fields, "probeRequests", 1, 1000, 1);
+    let outlier_detection = OutlierDetection {
         failures: failures?,
         window: window?,
         buckets: u8::try_from(buckets?).ok()?,
-        failure_rate: rate,
-        consecutive_failures: consecutive,
-        max_ejection_percent: percent?,
+        failure_rate,
+        consecutive_failures,
+        max_ejection_percent: max_ejection_percent?,
         min_healthy: min_healthy?,
         ejection_time: read_ejection_time(&fields)?,
         probe_requests: probe_requests?,
@@ -52,20 +53,20 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, O
             None => None,
         },
     };
-    Some((scope?, rule))
+    Some((scope?, outlier_detection))
 }
 
 /// Reads the failure rate and the consecutive failures; both defaults apply only if neither field is present.
-fn read_limits(fields: &MapFields<'_>) -> Option<(Option<FailureRate>, Option<u32>)> {
-    let rate = match fields.find("failureRate") {
+fn read_failure_limits(fields: &MapFields<'_>) -> Option<(Option<FailureRate>, Option<u32>)> {
+    let failure_rate = match fields.find("failureRate") {
         Some(field) => Some(read_failure_rate(field)?),
         None => None,
     };
-    let consecutive = match fields.find("consecutiveFailures") {
-        Some(field) => Some(field.read_number(1, MAX_COUNT)?),
+    let consecutive_failures = match fields.find("consecutiveFailures") {
+        Some(field) => Some(field.read_number(1, MAX_REQUEST_COUNT)?),
         None => None,
     };
-    Some(match (rate, consecutive) {
+    Some(match (failure_rate, consecutive_failures) {
         (None, None) => (Some(FailureRate { percent: 50, requests_min: 20 }), Some(5)),
         limits => limits,
     })
@@ -74,11 +75,12 @@ fn read_limits(fields: &MapFields<'_>) -> Option<(Option<FailureRate>, Option<u3
 fn read_failure_rate(field: &Field<'_>) -> Option<FailureRate> {
     let fields = field.read_fields(&["percent", "minimumRequests"])?;
     let percent = fields.require("percent").and_then(|percent| percent.read_number(1, 100));
-    let requests_min = number_or(&fields, "minimumRequests", 1, MAX_COUNT, 20);
+    let requests_min = read_number_or(&fields, "minimumRequests", 1, MAX_REQUEST_COUNT, 20);
     Some(FailureRate { percent: u8::try_from(percent?).ok()?, requests_min: requests_min? })
 }
 
-/// Reads the failure classes from the fields `failures` and `grpcStatuses`.
+/// Reads the failure classes from the fields `failures` and `grpcStatuses`. Without both fields, the classes
+/// `connect`, `timeout`, `reset` and `5xx` and the gRPC status `UNAVAILABLE` count as failures.
 pub(super) fn read_failure_classes(fields: &MapFields<'_>) -> Option<FailureClasses> {
     let mut classes = FailureClasses::default();
     let (class_field, status_field) = (fields.find("failures"), fields.find("grpcStatuses"));
@@ -93,7 +95,7 @@ pub(super) fn read_failure_classes(fields: &MapFields<'_>) -> Option<FailureClas
         });
     }
     for accessor in class_field.into_iter().flat_map(|field| {
-        field.read_each(FAILURE_CLASSES.len(), |f| f.read_choice(FAILURE_CLASSES))
+        field.read_each(FAILURE_CLASSES.len(), |class| class.read_choice(FAILURE_CLASSES))
     }) {
         *accessor(&mut classes) = true;
     }
@@ -117,9 +119,16 @@ pub(super) fn read_failure_classes(fields: &MapFields<'_>) -> Option<FailureClas
 }
 
 fn read_ejection_time(fields: &MapFields<'_>) -> Option<EjectionTime> {
-    let (base, max) = (Duration::from_secs(30), Duration::from_secs(300));
-    let base = time_or(fields, "baseEjectionTime", MIN_BASE, MAX_TIME, base)?;
-    let max = time_or(fields, "maxEjectionTime", MIN_BASE, MAX_TIME, max.max(base))?;
+    let base = read_duration_or(
+        fields,
+        "baseEjectionTime",
+        MIN_EJECTION_TIME,
+        MAX_DURATION,
+        Duration::from_secs(30),
+    )?;
+    let max_default = Duration::from_secs(300).max(base);
+    let max =
+        read_duration_or(fields, "maxEjectionTime", MIN_EJECTION_TIME, MAX_DURATION, max_default)?;
     if max < base
         && let Some(field) = fields.find("maxEjectionTime")
     {
@@ -128,7 +137,7 @@ fn read_ejection_time(fields: &MapFields<'_>) -> Option<EjectionTime> {
             "raise `maxEjectionTime`, or lower `baseEjectionTime`",
         );
     }
-    let jitter_percent = percent_or(fields, "ejectionJitterPercent", 0, 50)?;
+    let jitter_percent = read_percent_or(fields, "ejectionJitterPercent", 0, 50)?;
     Some(EjectionTime { base, max, jitter_percent })
 }
 
@@ -143,15 +152,26 @@ fn read_health_check(field: &Field<'_>) -> Option<HealthCheck> {
         "successThreshold",
     ])?;
     let probe = read_health_probe(field, &fields);
-    let interval = time_or(&fields, "interval", MIN_CHECK, MAX_INTERVAL, Duration::from_secs(10))?;
-    let timeout =
-        time_or(&fields, "timeout", MIN_CHECK, MAX_TIMEOUT, Duration::from_secs(1).min(interval))?;
+    let interval = read_duration_or(
+        &fields,
+        "interval",
+        MIN_HEALTH_CHECK_DURATION,
+        MAX_HEALTH_CHECK_INTERVAL,
+        Duration::from_secs(10),
+    )?;
+    let timeout = read_duration_or(
+        &fields,
+        "timeout",
+        MIN_HEALTH_CHECK_DURATION,
+        MAX_HEALTH_CHECK_TIMEOUT,
+        Duration::from_secs(1).min(interval),
+    )?;
     if timeout > interval {
         field
             .reject("has a `timeout` above its `interval`", "lower `timeout`, or raise `interval`");
     }
-    let failures = number_or(&fields, "failureThreshold", 1, 1000, 3);
-    let successes = number_or(&fields, "successThreshold", 1, 1000, 1);
+    let failures = read_number_or(&fields, "failureThreshold", 1, 1000, 3);
+    let successes = read_number_or(&fields, "successThreshold", 1, 1000, 1);
     Some(HealthCheck {
         probe: probe?,
         interval,
@@ -164,7 +184,7 @@ fn read_health_check(field: &Field<'_>) -> Option<HealthCheck> {
 fn read_health_probe(field: &Field<'_>, fields: &MapFields<'_>) -> Option<HealthProbe> {
     match (fields.find("httpGet"), fields.find("grpc")) {
         (Some(get), None) => {
-            let path = get.read_fields(&["path"])?.require("path").and_then(literal_path)?;
+            let path = get.read_fields(&["path"])?.require("path").and_then(read_literal_path)?;
             Some(HealthProbe::Http { path })
         }
         (None, Some(grpc)) => {
@@ -173,7 +193,7 @@ fn read_health_probe(field: &Field<'_>, fields: &MapFields<'_>) -> Option<Health
                 Some(service) => service.read_with(
                     parse_grpc_service,
                     "the name of a gRPC service",
-                    SERVICE_HINT,
+                    GRPC_SERVICE_HINT,
                 )?,
                 None => String::new(),
             };
@@ -226,21 +246,23 @@ pub(super) const GRPC_STATUSES: &[(&str, u8)] = &[
     ("DATA_LOSS", 15),
     ("UNAUTHENTICATED", 16),
 ];
+/// The gRPC status `UNAVAILABLE`.
 const UNAVAILABLE: u8 = 14;
-/// Minimum length of the window: shorter ones have buckets without requests.
+/// Minimum length of the window: in a shorter one, most buckets would have no requests.
 const MIN_WINDOW: Duration = Duration::from_millis(100);
 /// Minimum interval and timeout of health checks: more frequent ones would cause noticeable load.
-const MIN_CHECK: Duration = Duration::from_millis(100);
-/// Limit of the interval of health checks.
-const MAX_INTERVAL: Duration = Duration::from_secs(3600);
-/// Limit of the timeout of health checks.
-const MAX_TIMEOUT: Duration = Duration::from_secs(60);
-const SERVICE_HINT: &str = "write it as its `.proto` file does, such as \"shop.v1.Ratings\"";
+const MIN_HEALTH_CHECK_DURATION: Duration = Duration::from_millis(100);
+/// Maximum interval of health checks.
+const MAX_HEALTH_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
+/// Maximum timeout of a health check.
+const MAX_HEALTH_CHECK_TIMEOUT: Duration = Duration::from_secs(60);
+/// The hint for an invalid name of a gRPC service.
+const GRPC_SERVICE_HINT: &str = "write it as its `.proto` file does, such as \"shop.v1.Ratings\"";
 /// Minimum ejection time.
-const MIN_BASE: Duration = Duration::from_millis(10);
-/// Limit of all durations.
-const MAX_TIME: Duration = Duration::from_secs(24 * 3600);
-/// Limit of numbers of requests.
-const MAX_COUNT: u32 = 1_000_000;
-/// Limit of `minHealthy`.
-const MAX_ENDPOINTS: u32 = 1_000_000;
+const MIN_EJECTION_TIME: Duration = Duration::from_millis(10);
+/// Maximum window and ejection time.
+const MAX_DURATION: Duration = Duration::from_secs(24 * 3600);
+/// Maximum value of the fields that count requests or failures.
+const MAX_REQUEST_COUNT: u32 = 1_000_000;
+/// Maximum value of `minHealthy`.
+const MAX_MIN_HEALTHY: u32 = 1_000_000;

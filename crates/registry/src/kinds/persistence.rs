@@ -25,12 +25,12 @@ pub(super) fn read(rule: &MapFields<'_>) -> Option<SessionPersistence> {
         None => false,
     };
     reject_other_type(&fields, is_header);
-    let config = |key: &str, known: &[&'static str]| {
-        fields.find(key).and_then(|fields| fields.read_fields(known))
+    let read_settings = |key: &str, known_fields: &[&'static str]| {
+        fields.find(key).and_then(|settings| settings.read_fields(known_fields))
     };
-    let cookie = config("cookie", &["name", "path", "lifetimeType"]);
-    let header = config("header", &["name"]);
-    let cookie_config = config("cookieConfig", &["lifetimeType"]);
+    let cookie = read_settings("cookie", &["name", "path", "lifetimeType"]);
+    let header = read_settings("header", &["name"]);
+    let cookie_config = read_settings("cookieConfig", &["lifetimeType"]);
     let persistence_type = match is_header {
         true => PersistenceType::Header,
         false => cookie
@@ -41,8 +41,9 @@ pub(super) fn read(rule: &MapFields<'_>) -> Option<SessionPersistence> {
     if let Some(header) = &header {
         header.require("name")?;
     }
-    let time = |key: &str| fields.find(key).and_then(read_time);
-    let (absolute, idle) = (time("absoluteTimeout"), time("idleTimeout"));
+    let read_timeout = |key: &str| fields.find(key).and_then(read_nonzero_duration);
+    let (absolute_timeout, idle_timeout) =
+        (read_timeout("absoluteTimeout"), read_timeout("idleTimeout"));
     if persistence_type == PersistenceType::LastingCookie
         && fields.find("absoluteTimeout").is_none()
     {
@@ -64,7 +65,13 @@ pub(super) fn read(rule: &MapFields<'_>) -> Option<SessionPersistence> {
         Some(cookie) => Some(cookie.find("path").map_or(Some("/".to_owned()), read_cookie_path)?),
         None => None,
     };
-    Some(SessionPersistence { name, kind: persistence_type, absolute, idle, path })
+    Some(SessionPersistence {
+        name,
+        kind: persistence_type,
+        absolute: absolute_timeout,
+        idle: idle_timeout,
+        path,
+    })
 }
 
 /// Rejects cookie settings for a session in a header, and header settings for a session in a cookie.
@@ -105,6 +112,7 @@ pub(super) fn reject_shared_names(fields: &MapFields<'_>, rules: &[RouteRule]) {
     }
 }
 
+/// Reads `lifetimeType` as the persistence type: a session cookie, or a lasting one.
 fn read_lifetime(cookie: &MapFields<'_>) -> PersistenceType {
     let lifetime_types =
         &[("Session", PersistenceType::Cookie), ("Permanent", PersistenceType::LastingCookie)];
@@ -143,11 +151,11 @@ fn read_name(field: &Field<'_>, persistence_type: PersistenceType) -> Option<Str
     None
 }
 
-fn read_time(field: &Field<'_>) -> Option<Duration> {
-    let time = read_duration(field)?;
-    if time.is_zero() {
+fn read_nonzero_duration(field: &Field<'_>) -> Option<Duration> {
+    let duration = read_duration(field)?;
+    if duration.is_zero() {
         field.reject("is zero", "use a duration such as \"1h\", or remove it");
         return None;
     }
-    Some(time)
+    Some(duration)
 }

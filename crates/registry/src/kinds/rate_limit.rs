@@ -6,8 +6,8 @@ use leno_model::{
 };
 
 use super::access_policy::{read_elements, read_peer};
-use super::http_route::{header_name, read_match};
-use super::service_policy::{number_or, read_duration_within, read_targets};
+use super::http_route::{read_header_name, read_match};
+use super::service_policy::{read_duration_within, read_number_or, read_targets};
 use super::{global_limit, response};
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
@@ -58,18 +58,18 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, R
 
 fn read_concurrency(field: &Field<'_>) -> Option<Concurrency> {
     let fields = field.read_fields(&["requests", "adaptive", "response"])?;
-    let requests = fields.require("requests")?.read_number(1, Rate::MAX_COUNT)?;
+    let requests = fields.require("requests")?.read_number(1, Rate::MAX_TOKENS)?;
     let adaptive = match fields.find("adaptive") {
         Some(field) => {
             let fields = field.read_fields(&["minConcurrency", "latencyTolerancePercent"])?;
-            let min_concurrency = number_or(
+            let min_concurrency = read_number_or(
                 &fields,
                 "minConcurrency",
                 1,
                 requests,
                 MIN_CONCURRENCY_DEFAULT.min(requests),
             )?;
-            let percent = number_or(
+            let percent = read_number_or(
                 &fields,
                 "latencyTolerancePercent",
                 1,
@@ -117,7 +117,7 @@ fn read_rule(element: &Field<'_>, namespace: &Name, index: usize) -> Option<Rate
     Some(RateRule { name, requests, peers, key: key?, rate: rate?, stop, response })
 }
 
-/// Reads `key: client`, or `key: {header: NAME}`.
+/// Reads the bucket key: `key: client`, or `key: {header: NAME}`. Without a key, all requests share one bucket.
 fn read_key(fields: &MapFields<'_>) -> Option<RateLimitKey> {
     let Some(field) = fields.find("key") else {
         if let Some(buckets) = fields.find("maxKeys") {
@@ -128,33 +128,34 @@ fn read_key(fields: &MapFields<'_>) -> Option<RateLimitKey> {
         }
         return Some(RateLimitKey::Nothing);
     };
-    let buckets = number_or(fields, "maxKeys", 1, Rate::MAX_BUCKETS, BUCKETS_DEFAULT)?;
+    let buckets = read_number_or(fields, "maxKeys", 1, Rate::MAX_BUCKETS, BUCKETS_DEFAULT)?;
     if let NodeValue::Map(_) = field.value() {
         let header = field.read_fields(&["header"])?.require("header")?.clone();
-        let name = header_name(&header, header.read_text()?)?;
+        let name = read_header_name(&header, header.read_text()?)?;
         return Some(RateLimitKey::Header { name, buckets });
     }
     field.read_choice(&[("client", ())]).map(|()| RateLimitKey::Client { buckets })
 }
 
-/// Reads a rate: the count in the field `key`, the window `per`, and `burst`, which defaults to the count.
+/// Reads a rate: the count in the field `key`, the window in `per`, and the size of the bucket in `burst`, which
+/// defaults to the count.
 fn read_rate(fields: &MapFields<'_>, key: &str) -> Option<Rate> {
-    let count = fields.require(key).and_then(|field| field.read_number(1, Rate::MAX_COUNT));
+    let count = fields.require(key).and_then(|field| field.read_number(1, Rate::MAX_TOKENS));
     let window = fields
         .require("per")
-        .and_then(|field| read_duration_within(field, Rate::MIN_TIME, Rate::MAX_TIME));
-    let (count, time) = (count?, window?);
-    let size = number_or(fields, "burst", 1, Rate::MAX_SIZE, count)?;
-    Some(Rate { count, time, size })
+        .and_then(|field| read_duration_within(field, Rate::MIN_PERIOD, Rate::MAX_PERIOD));
+    let (count, window) = (count?, window?);
+    let bucket_size = read_number_or(fields, "burst", 1, Rate::MAX_BUCKET_SIZE, count)?;
+    Some(Rate { count, time: window, size: bucket_size })
 }
 
 /// The default of `minConcurrency`, low enough for applications with very little capacity.
 const MIN_CONCURRENCY_DEFAULT: u32 = 4;
 /// The default of `latencyTolerancePercent`: few clients notice 50 % more latency.
 const LATENCY_TOLERANCE_DEFAULT: u32 = 50;
-/// Limit of `latencyTolerancePercent`.
+/// Maximum value of `latencyTolerancePercent`.
 const MAX_LATENCY_TOLERANCE: u32 = 1000;
-/// Limit of rules per policy.
+/// Maximum number of rules per policy.
 const MAX_RULES: usize = 64;
 /// The default of `maxKeys`: enough for the clients of most services, at about 100 KiB.
 const BUCKETS_DEFAULT: u32 = 1000;

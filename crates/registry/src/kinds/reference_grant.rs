@@ -50,5 +50,5 @@ const GATEWAY_KINDS: [(&str, RouteKind); 4] = [
 ];
 /// The SMI kind that can be granted access.
 const SPLIT_KINDS: [(&str, RouteKind); 1] = [("TrafficSplit", RouteKind::Split)];
-/// Limit of elements per list, as in the resource's schema.
+/// Maximum number of elements per list, as in the resource's schema.
 const MAX_ELEMENTS: usize = 16;

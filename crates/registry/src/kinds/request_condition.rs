@@ -2,8 +2,8 @@
 
 use leno_model::{FieldTest, NumberRelation, PathMatch, TagMatch, TextRelation, ValueTest};
 
-use super::http_route::{header_name, normalize_prefix};
-use super::literal_path::literal_path;
+use super::http_route::{normalize_prefix, read_header_name};
+use super::literal_path::read_literal_path;
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
@@ -15,24 +15,24 @@ pub(super) fn read_match(field: &Field<'_>) -> Option<TagMatch> {
         None => Some(PathMatch::Any),
     };
     let headers = fields.find("headers").map(read_headers);
-    let tests = |key: &str| fields.find(key).map(read_tests).unwrap_or_default();
+    let read_tests_of = |key: &str| fields.find(key).map(read_tests).unwrap_or_default();
     Some(TagMatch {
         path: path?,
         methods: fields.read_each("methods", MAX_LIST, read_method),
         headers: headers.unwrap_or_default(),
-        query: tests("queryParams"),
-        cookies: tests("cookies"),
+        query: read_tests_of("queryParams"),
+        cookies: read_tests_of("cookies"),
         ..TagMatch::default()
     })
 }
 
 fn read_path(field: &Field<'_>) -> Option<PathMatch> {
     let fields = field.read_fields(PATH_KEYS)?;
-    let key = exactly_one_key(&fields, PATH_KEYS)?;
+    let key = require_exactly_one_key(&fields, PATH_KEYS)?;
     let value = fields.find(key)?;
     match key {
-        "exact" => literal_path(value).map(PathMatch::Exact),
-        "prefix" => literal_path(value).map(normalize_prefix),
+        "exact" => read_literal_path(value).map(PathMatch::Exact),
+        "prefix" => read_literal_path(value).map(normalize_prefix),
         _ => value.read_regex().map(PathMatch::Regex),
     }
 }
@@ -54,7 +54,7 @@ fn read_headers(field: &Field<'_>) -> Vec<FieldTest> {
     let mut tests = read_tests(field);
     let mut seen_names: Vec<String> = Vec::new();
     for test in &mut tests {
-        let Some(name) = header_name(field, &test.name) else { continue };
+        let Some(name) = read_header_name(field, &test.name) else { continue };
         if seen_names.contains(&name) {
             field.reject(format!("{name} is defined twice"), "remove one of the two");
         }
@@ -83,15 +83,15 @@ fn read_test(field: &Field<'_>) -> Option<ValueTest> {
         let texts = vec![text.clone()];
         return Some(ValueTest::Text { relation: TextRelation::Exact, texts, ignore_case: false });
     }
-    let supported: Vec<&str> = OPERATORS.iter().copied().chain(["ignoreCase"]).collect();
-    let fields = field.read_fields(&supported)?;
-    let key = exactly_one_key(&fields, OPERATORS)?;
+    let supported_fields: Vec<&str> = OPERATORS.iter().copied().chain(["ignoreCase"]).collect();
+    let fields = field.read_fields(&supported_fields)?;
+    let key = require_exactly_one_key(&fields, OPERATORS)?;
     let value = fields.find(key)?;
     let ignore_case = match fields.find("ignoreCase") {
         Some(field) => field.read_boolean()?,
         None => false,
     };
-    let text = |relation| {
+    let read_text_test = |relation| {
         let texts = match relation {
             TextRelation::In => {
                 value.read_each(MAX_LIST, |text| Some(text.read_text()?.to_owned()))
@@ -107,7 +107,7 @@ fn read_test(field: &Field<'_>) -> Option<ValueTest> {
         let ignore_case = ignore_case && relation != TextRelation::Regex;
         Some(ValueTest::Text { relation, texts, ignore_case })
     };
-    let number = |relation| {
+    let read_number_test = |relation| {
         if let Some(field) = fields.find("ignoreCase") {
             field.reject("is not supported for numbers", "remove it");
             return None;
@@ -115,32 +115,35 @@ fn read_test(field: &Field<'_>) -> Option<ValueTest> {
         Some(ValueTest::Number { relation, bound: value.read_integer()? })
     };
     match key {
-        "exact" => text(TextRelation::Exact),
-        "prefix" => text(TextRelation::Prefix),
-        "regex" => text(TextRelation::Regex),
-        "in" => text(TextRelation::In),
-        "not" => text(TextRelation::Not),
-        "above" => number(NumberRelation::Above),
-        "atLeast" => number(NumberRelation::AtLeast),
-        "below" => number(NumberRelation::Below),
-        "atMost" => number(NumberRelation::AtMost),
+        "exact" => read_text_test(TextRelation::Exact),
+        "prefix" => read_text_test(TextRelation::Prefix),
+        "regex" => read_text_test(TextRelation::Regex),
+        "in" => read_text_test(TextRelation::In),
+        "not" => read_text_test(TextRelation::Not),
+        "above" => read_number_test(NumberRelation::Above),
+        "atLeast" => read_number_test(NumberRelation::AtLeast),
+        "below" => read_number_test(NumberRelation::Below),
+        "atMost" => read_number_test(NumberRelation::AtMost),
         _ => Some(if value.read_boolean()? { ValueTest::Present } else { ValueTest::Absent }),
     }
 }
 
-/// Returns the key of `keys` that is present. Rejects the map if none or several are.
-pub(super) fn exactly_one_key<'k>(fields: &MapFields<'_>, keys: &[&'k str]) -> Option<&'k str> {
-    let present: Vec<&str> =
+/// Returns the only key of `keys` that is present. Rejects the map if no key or several keys are present.
+pub(super) fn require_exactly_one_key<'k>(
+    fields: &MapFields<'_>,
+    keys: &[&'k str],
+) -> Option<&'k str> {
+    let present_keys: Vec<&str> =
         keys.iter().copied().filter(|key| fields.find(key).is_some()).collect();
-    match present.as_slice() {
+    match present_keys.as_slice() {
         [key] => Some(key),
         [] => {
             let hint = format!("set one of `{}`", keys.join("`, `"));
             fields.map_field().reject("is incomplete", hint);
             None
         }
-        several => {
-            let problem = format!("has `{}` together", several.join("` and `"));
+        several_keys => {
+            let problem = format!("has `{}` together", several_keys.join("` and `"));
             fields.map_field().reject(problem, "keep one of them");
             None
         }
@@ -152,5 +155,5 @@ const PATH_KEYS: &[&str] = &["exact", "prefix", "regex"];
 /// The operators on a header, parameter or tag.
 const OPERATORS: &[&str] =
     &["exact", "prefix", "regex", "in", "not", "above", "atLeast", "below", "atMost", "present"];
-/// Limit of conditions, methods or texts per match.
+/// Maximum number of conditions, methods or texts in a list or map.
 const MAX_LIST: usize = 256;

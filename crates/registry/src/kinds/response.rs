@@ -5,7 +5,7 @@ use leno_model::{FixedResponse, Header};
 use super::filter::read_header;
 use crate::field::{Field, MapFields};
 
-/// Reads status, body and headers.
+/// Reads the status (400 to 599), the body and the headers.
 pub(super) fn read(field: &Field<'_>) -> Option<FixedResponse> {
     let fields = field.read_fields(&["status", "body", "headers"])?;
     let status = match fields.find("status") {
@@ -19,7 +19,7 @@ pub(super) fn read(field: &Field<'_>) -> Option<FixedResponse> {
     })
 }
 
-/// Reads a response body, if any.
+/// Reads a response body; `Some(None)` if the field is absent.
 pub(super) fn read_body(fields: &MapFields<'_>, key: &str) -> Option<Option<String>> {
     let Some(field) = fields.find(key) else {
         return Some(None);
@@ -45,7 +45,7 @@ pub(super) fn read_headers(fields: &MapFields<'_>, key: &str) -> Vec<Header> {
     headers
 }
 
-/// Length limit of a body: it is sent in one piece, also to many clients that exceed a limit.
+/// Maximum length of a body: it is sent in one piece, also to many clients that exceed a limit.
 const MAX_BODY_BYTES: usize = 4096;
-/// Limit of headers, the same as for route rules.
+/// Maximum number of headers per response, the same as for route rules.
 const MAX_HEADERS: usize = 16;

@@ -8,7 +8,7 @@ use leno_model::{Name, PolicyName, RetryPolicy, RetryRule, ServiceAccount, Servi
 use super::ObjectMetadata;
 use super::egress::read_unique;
 use super::http_route::{RETRIES_DEFAULT, RETRY_BACKOFF_DEFAULT, read_duration};
-use super::service_policy::number_or;
+use super::service_policy::read_number_or;
 use super::smi::read_account;
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
@@ -18,8 +18,8 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<RetryPo
     let name = PolicyName { namespace: metadata.namespace, name: metadata.name };
     let source = fields.require("source").and_then(|field| read_source(field, &name.namespace));
     let services = read_unique(&fields, "destinations", "name the services", read_service);
-    let retry_policy = fields.require("retryPolicy").and_then(read_policy);
-    let (rule, response_timeout) = retry_policy?;
+    let rule_and_timeout = fields.require("retryPolicy").and_then(read_retry_rule);
+    let (rule, response_timeout) = rule_and_timeout?;
     Some(RetryPolicy {
         name,
         source: source?,
@@ -52,12 +52,13 @@ fn read_service(element: &Field<'_>) -> Option<ServiceName> {
     Some(ServiceName { namespace: namespace?, name: name? })
 }
 
-fn read_policy(field: &Field<'_>) -> Option<(RetryRule, Option<Duration>)> {
+/// Reads the retry rule and the response timeout.
+fn read_retry_rule(field: &Field<'_>) -> Option<(RetryRule, Option<Duration>)> {
     let keys = ["retryOn", "perTryTimeout", "numRetries", "retryBackoffBaseInterval"];
     let fields = field.read_fields(&keys)?;
     let codes = fields.require("retryOn").and_then(read_conditions);
-    let max = u32::from(RetryRule::MAX_ATTEMPTS);
-    let attempts = number_or(&fields, "numRetries", 0, max, RETRIES_DEFAULT.into());
+    let max_attempts = u32::from(RetryRule::MAX_ATTEMPTS);
+    let attempts = read_number_or(&fields, "numRetries", 0, max_attempts, RETRIES_DEFAULT.into());
     let backoff = match fields.find("retryBackoffBaseInterval") {
         Some(field) => read_duration(field),
         None => Some(RETRY_BACKOFF_DEFAULT),

@@ -37,7 +37,7 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Sermant
     Some(SermantRouteRule { name, entries: entries?, created: 0 })
 }
 
-/// The content type of a configuration center key.
+/// A key of the configuration center. It determines the form of the content.
 enum ConfigKey {
     /// The documents of one service.
     Service(ServiceName),
@@ -53,7 +53,7 @@ fn read_key(field: &Field<'_>, namespace: &Name) -> Option<ConfigKey> {
     match (text, service) {
         ("servicecomb.routeRule", _) => Some(ConfigKey::Services),
         ("servicecomb.globalRouteRule", _) => Some(ConfigKey::Global),
-        (_, Some(service)) => service_name(field, service, namespace).map(ConfigKey::Service),
+        (_, Some(service)) => read_service_name(field, service, namespace).map(ConfigKey::Service),
         _ => {
             field.reject(
                 format!("{} is not a key of the service-router", field.quoted_value()),
@@ -65,7 +65,7 @@ fn read_key(field: &Field<'_>, namespace: &Name) -> Option<ConfigKey> {
     }
 }
 
-fn service_name(field: &Field<'_>, service: &str, namespace: &Name) -> Option<ServiceName> {
+fn read_service_name(field: &Field<'_>, service: &str, namespace: &Name) -> Option<ServiceName> {
     let name = Name::new(service).ok().filter(|name| !name.as_str().contains('.'));
     if name.is_none() {
         field.reject(
@@ -145,7 +145,7 @@ fn read_content(
         ConfigKey::Services => {
             let mut entries = Vec::new();
             for (service, field) in content.read_entries()? {
-                let service = service_name(&field, service, &name.namespace)?;
+                let service = read_service_name(&field, service, &name.namespace)?;
                 let rules = read_documents(&field, DuplicatePolicy::First, name)?;
                 entries.push((TagScope::Service(service, None), rules));
             }
@@ -154,7 +154,7 @@ fn read_content(
     }
 }
 
-/// The document that applies if two have the same kind.
+/// The document that applies if several have the same kind.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DuplicatePolicy {
     First,
@@ -177,8 +177,8 @@ fn read_documents(
     let mut rules = SermantRules::default();
     let mut seen_kinds = [false; 3];
     for document in content.read_list(MAX_DOCUMENTS)? {
-        let fields = document.any_fields()?;
-        warn_unknown(&document, &["kind", "description", "rules"]);
+        let fields = document.read_any_fields()?;
+        warn_about_unknown_fields(&document, &["kind", "description", "rules"]);
         let kind_field = fields.require("kind")?;
         let kind = match kind_field.read_text()? {
             "routematcher.sermant.io/flow" => SermantRuleKind::Flow,
@@ -212,8 +212,8 @@ fn read_documents(
         let elements = fields.find("rules").and_then(|rules| rules.read_list(MAX_RULES));
         read_rules(&mut rules, kind, &elements.unwrap_or_default(), &RulesLocation { name })?;
     }
-    let stems = rules.rules.rules.iter().filter_map(|rule| rule.matches.stem.as_deref());
-    if stems.collect::<BTreeSet<_>>().len() > MAX_STEMS {
+    let path_stems = rules.rules.rules.iter().filter_map(|rule| rule.request_match.stem.as_deref());
+    if path_stems.collect::<BTreeSet<_>>().len() > MAX_STEMS {
         content.reject(
             format!("has more than {MAX_STEMS} different paths in its flow rules"),
             "use fewer, or a TagRoute",
@@ -243,10 +243,10 @@ fn read_rules(
     elements: &[Field<'_>],
     location: &RulesLocation<'_>,
 ) -> Option<()> {
-    let TagRules { rules: flow, by_caller, .. } = &mut rules.rules;
+    let TagRules { rules: flow_rules, caller_rules, .. } = &mut rules.rules;
     let mut precedences = Vec::new();
     for element in elements {
-        let field = element.any_fields()?;
+        let field = element.read_any_fields()?;
         precedences.push(match field.find("precedence") {
             Some(field) => read_precedence(field)?,
             None => 0,
@@ -255,16 +255,18 @@ fn read_rules(
     let mut order: Vec<(usize, &Field<'_>)> = elements.iter().enumerate().collect();
     order.sort_by_key(|(index, _)| Reverse(precedences.get(*index).copied().unwrap_or(0)));
     match kind {
-        SermantRuleKind::Flow => flow.clear(),
-        SermantRuleKind::Tag => by_caller.clear(),
+        SermantRuleKind::Flow => flow_rules.clear(),
+        SermantRuleKind::Tag => caller_rules.clear(),
         SermantRuleKind::Lane => rules.lanes.clear(),
     }
     for (index, element) in order {
         let (origin, precedence) =
             (location.rule_origin(index), precedences.get(index).copied().unwrap_or(0));
         match kind {
-            SermantRuleKind::Flow => flow.extend(read_flow_rule(element, origin, precedence)?),
-            SermantRuleKind::Tag => by_caller.extend(read_caller_rule(element, origin)?),
+            SermantRuleKind::Flow => {
+                flow_rules.extend(read_flow_rule(element, origin, precedence)?);
+            }
+            SermantRuleKind::Tag => caller_rules.extend(read_caller_rule(element, origin)?),
             SermantRuleKind::Lane => {
                 let lane_rules: Vec<LaneRule> = read_lane_rule(element, origin, precedence)?;
                 rules.lanes.extend(lane_rules);
@@ -275,15 +277,15 @@ fn read_rules(
 }
 
 /// Warns about fields that Sermant ignores. They are not rejected, because Sermant accepts the document.
-fn warn_unknown(field: &Field<'_>, known: &[&str]) {
+fn warn_about_unknown_fields(field: &Field<'_>, known_fields: &[&str]) {
     for (key, field) in field.read_entries().unwrap_or_default() {
-        if !known.contains(&key) {
+        if !known_fields.contains(&key) {
             field.warn("is an unknown field, and ignored", "remove it");
         }
     }
 }
 
-/// Limit of documents per service.
+/// Maximum number of documents per service.
 const MAX_DOCUMENTS: usize = 64;
-/// Limit of rules per document.
+/// Maximum number of rules per document.
 const MAX_RULES: usize = 16_384;

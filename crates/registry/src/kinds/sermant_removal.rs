@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leno_model::{FailureClasses, Name, SermantCommon, SermantConfig, SermantRule};
 
-use super::service_policy::{number_or, read_share};
+use super::service_policy::{read_number_or, read_share};
 use crate::document::{DocumentNode, parse_documents};
 use crate::field::{Field, MapFields};
 
@@ -57,7 +57,7 @@ fn read_config(config: &Field<'_>) -> Option<SermantConfig> {
         expire: read_milliseconds(&fields, "expireTime", 60_000)?,
         recovery: read_milliseconds(&fields, "recoveryTime", 30_000)?,
         window: read_milliseconds(&fields, "windowsTime", 1_000)?,
-        windows: number_or(&fields, "windowsNum", 1, 1_000, 10)?,
+        windows: read_number_or(&fields, "windowsNum", 1, 1_000, 10)?,
     };
     let (rules, default_rule) = read_rules(&fields)?;
     Some(match is_enabled {
@@ -80,9 +80,13 @@ fn read_rules(fields: &MapFields<'_>) -> Option<SermantServiceRules> {
             element.read_fields(&["key", "scaleUpLimit", "minInstanceNum", "errorRate"])?;
         let key = fields.require("key")?;
         let rule = SermantRule {
-            scale_up_limit_ppm: share_or(&fields, "scaleUpLimit", DEFAULT_RULE.scale_up_limit_ppm)?,
-            min_instances: number_or(&fields, "minInstanceNum", 0, 1_000_000, 1)?,
-            error_rate_ppm: share_or(&fields, "errorRate", DEFAULT_RULE.error_rate_ppm)?,
+            scale_up_limit_ppm: read_share_or(
+                &fields,
+                "scaleUpLimit",
+                DEFAULT_RULE.scale_up_limit_ppm,
+            )?,
+            min_instances: read_number_or(&fields, "minInstanceNum", 0, 1_000_000, 1)?,
+            error_rate_ppm: read_share_or(&fields, "errorRate", DEFAULT_RULE.error_rate_ppm)?,
         };
         let is_duplicate = match key.read_text()? {
             "default-rule" => default_rule.replace(rule).is_some(),
@@ -109,7 +113,7 @@ fn read_rules(fields: &MapFields<'_>) -> Option<SermantServiceRules> {
     Some((service_rules, default_rule))
 }
 
-fn share_or(fields: &MapFields<'_>, key: &str, default: u32) -> Option<u32> {
+fn read_share_or(fields: &MapFields<'_>, key: &str, default: u32) -> Option<u32> {
     match fields.find(key) {
         Some(field) => read_share(field),
         None => Some(default),
@@ -117,7 +121,7 @@ fn share_or(fields: &MapFields<'_>, key: &str, default: u32) -> Option<u32> {
 }
 
 fn read_milliseconds(fields: &MapFields<'_>, key: &str, default: u32) -> Option<Duration> {
-    let number = number_or(fields, key, 1, 24 * 3_600_000, default)?;
+    let number = read_number_or(fields, key, 1, 24 * 3_600_000, default)?;
     Some(Duration::from_millis(number.into()))
 }
 
@@ -159,7 +163,7 @@ const EXCEPTIONS: &[(&str, ClientException)] = &[
 /// Sermant's default rule.
 const DEFAULT_RULE: SermantRule =
     SermantRule { scale_up_limit_ppm: 600_000, min_instances: 1, error_rate_ppm: 600_000 };
-/// Limit of rules.
+/// Maximum number of rules per configuration.
 const MAX_RULES: usize = 1024;
-/// Limit of exception classes.
+/// Maximum number of exception classes per configuration.
 const MAX_EXCEPTIONS: usize = 64;

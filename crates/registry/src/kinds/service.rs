@@ -13,32 +13,32 @@ use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Service> {
-    let supported: Vec<&str> = SUPPORTED_FIELDS
+    let known_fields: Vec<&str> = SUPPORTED_FIELDS
         .iter()
         .chain(IGNORED_FIELDS)
         .copied()
         .chain(UNSUPPORTED_FIELDS.iter().map(|(key, _)| *key))
         .collect();
-    let fields = spec.read_fields(&supported)?;
+    let fields = spec.read_fields(&known_fields)?;
     reject_unsupported_fields(&fields);
     let selector = fields.find("selector").map(Field::read_text_map).unwrap_or_default();
     let elements = fields.require("ports")?.read_list(MAX_PORTS)?;
     if elements.is_empty() {
         fields.require("ports")?.reject("is empty", "list at least one port");
     }
-    let mut numbers = HashSet::new();
-    let mut names = HashSet::new();
+    let mut port_numbers = HashSet::new();
+    let mut port_names = HashSet::new();
     let mut ports = Vec::new();
     for element in elements {
         let Some(port) = read_port(&element) else {
             continue;
         };
-        if !numbers.insert(port.port) {
+        if !port_numbers.insert(port.port) {
             let problem = format!("port {} is listed twice", port.port);
             element.reject(problem, "remove one of the two");
         }
         if let Some(name) = &port.name
-            && !names.insert(name.clone())
+            && !port_names.insert(name.clone())
         {
             element.reject("its name is used by another port", "use another name");
         }
@@ -101,18 +101,18 @@ fn read_port(element: &Field<'_>) -> Option<ServicePort> {
     }
     let name = fields.find("name").map(Field::read_label);
     let port = fields.require("port").and_then(Field::read_port);
-    let target = fields.find("targetPort").map(read_target);
+    let target_port = fields.find("targetPort").map(read_target_port);
     let protocol = read_protocol(&fields);
     let port = port?;
     Some(ServicePort {
         name: name.flatten(),
         port,
-        target: target.unwrap_or(Some(TargetPort::Number(port)))?,
+        target: target_port.unwrap_or(Some(TargetPort::Number(port)))?,
         protocol,
     })
 }
 
-fn read_target(field: &Field<'_>) -> Option<TargetPort> {
+fn read_target_port(field: &Field<'_>) -> Option<TargetPort> {
     match field.value() {
         NodeValue::Text(text) if !text.bytes().all(|b| b.is_ascii_digit()) => {
             field.read_label().map(TargetPort::Name)
@@ -121,7 +121,7 @@ fn read_target(field: &Field<'_>) -> Option<TargetPort> {
     }
 }
 
-/// Reads the protocol from `appProtocol`, or from the prefix of the port's name, as in OSM.
+/// Reads the protocol from `appProtocol`, or else from the prefix of the port's name, as OSM does.
 fn read_protocol(fields: &MapFields<'_>) -> Option<Protocol> {
     if let Some(field) = fields.find("appProtocol") {
         return field.read_choice(APP_PROTOCOLS);
@@ -152,11 +152,11 @@ pub fn port_name_protocol(name: &str) -> Option<Protocol> {
     }
 }
 
-/// Limit of ports per service.
+/// Maximum number of ports per service.
 const MAX_PORTS: usize = 256;
-/// The supported fields.
+/// The fields of `spec` that have an effect.
 const SUPPORTED_FIELDS: &[&str] = &["selector", "ports", "publishNotReadyAddresses", "type"];
-/// The fields that are ignored, or for which only one value is accepted.
+/// The fields of `spec` that are ignored, or for which only one value is accepted.
 const IGNORED_FIELDS: &[&str] = &[
     "clusterIP",
     "clusterIPs",
@@ -166,7 +166,7 @@ const IGNORED_FIELDS: &[&str] = &[
     "ipFamilyPolicy",
     "sessionAffinity",
 ];
-/// The unsupported fields, with hints.
+/// The fields of `spec` that are rejected if they have a value, with hints.
 const UNSUPPORTED_FIELDS: &[(&str, &str)] = &[
     ("allocateLoadBalancerNodePorts", "remove it"),
     ("externalIPs", "remove it"),

@@ -1,4 +1,5 @@
-//! Readers common to all service policies: targets, times and shares.
+//! Reader of all service policies: calls the reader of the kind. Also contains the readers of targets, durations,
+//! numbers and shares that those have in common.
 
 use std::time::Duration;
 
@@ -38,8 +39,9 @@ pub(super) fn read(
             (scope, ServiceRule::CircuitBreaker(Box::new(rule)))
         }
         ServicePolicyKind::UpstreamTrafficSetting => {
-            let burst = BurstMeaning::for_version(version);
-            let (scope, settings) = upstream_traffic_setting::read(&name.namespace, burst, spec)?;
+            let burst_meaning = BurstMeaning::for_version(version);
+            let (scope, settings) =
+                upstream_traffic_setting::read(&name.namespace, burst_meaning, spec)?;
             (scope, ServiceRule::UpstreamTrafficSetting(Box::new(settings)))
         }
         ServicePolicyKind::RateLimit => {
@@ -123,17 +125,17 @@ pub(super) fn read_duration_within(
     let (lower, upper, example) =
         (format_duration(min), format_duration(max), format_duration(example));
     let bounds = format!("use a time with a unit, from {lower} to {upper}, such as \"{example}\"");
-    let time = field.read_with(parse_duration, "a duration", &bounds)?;
-    if !(min..=max).contains(&time) {
+    let duration = field.read_with(parse_duration, "a duration", &bounds)?;
+    if !(min..=max).contains(&duration) {
         field.reject(format!("{} is out of range", field.quoted_value()), bounds);
         return None;
     }
-    Some(time)
+    Some(duration)
 }
 
-/// Returns a duration as written in documents.
-fn format_duration(time: Duration) -> String {
-    let milliseconds = time.as_millis();
+/// Formats a duration as in documents, in the largest unit that divides it.
+fn format_duration(duration: Duration) -> String {
+    let milliseconds = duration.as_millis();
     let units = [(3_600_000, "h"), (60_000, "m"), (1_000, "s")];
     let unit = units
         .into_iter()
@@ -142,8 +144,8 @@ fn format_duration(time: Duration) -> String {
     format!("{}{unit}", milliseconds / length)
 }
 
-/// Reads a duration, or returns the default if absent.
-pub(super) fn time_or(
+/// Reads a duration from `min` to `max`, or returns `default` if the field is absent.
+pub(super) fn read_duration_or(
     fields: &MapFields<'_>,
     key: &str,
     min: Duration,
@@ -156,8 +158,8 @@ pub(super) fn time_or(
     }
 }
 
-/// Reads a number, or returns the default if absent.
-pub(super) fn number_or(
+/// Reads a number from `min` to `max`, or returns `default` if the field is absent.
+pub(super) fn read_number_or(
     fields: &MapFields<'_>,
     key: &str,
     min: u32,
@@ -170,7 +172,7 @@ pub(super) fn number_or(
     }
 }
 
-/// Reads an optional limit of at least `min`.
+/// Reads an optional limit of at least `min`; `Some(None)` if the field is absent.
 pub(super) fn read_limit(fields: &MapFields<'_>, key: &str, min: u32) -> Option<Option<u32>> {
     match fields.find(key) {
         Some(field) => field.read_number(min, u32::MAX).map(Some),
@@ -178,9 +180,14 @@ pub(super) fn read_limit(fields: &MapFields<'_>, key: &str, min: u32) -> Option<
     }
 }
 
-/// Reads a percentage from `min` to 100, or returns the default if absent.
-pub(super) fn percent_or(fields: &MapFields<'_>, key: &str, min: u8, default: u8) -> Option<u8> {
-    let number = number_or(fields, key, min.into(), 100, default.into())?;
+/// Reads a percentage from `min` to 100, or returns `default` if the field is absent.
+pub(super) fn read_percent_or(
+    fields: &MapFields<'_>,
+    key: &str,
+    min: u8,
+    default: u8,
+) -> Option<u8> {
+    let number = read_number_or(fields, key, min.into(), 100, default.into())?;
     u8::try_from(number).ok()
 }
 
@@ -212,7 +219,7 @@ fn parse_share_ppm(text: &str) -> Option<u32> {
     (share_ppm <= 1_000_000).then_some(share_ppm)
 }
 
-/// Limit of targets per policy.
+/// Maximum number of targets per policy.
 const MAX_TARGETS: usize = 16;
 /// The duration that messages give as an example, within the bounds.
 const DURATION_EXAMPLE: Duration = Duration::from_secs(5);

@@ -6,7 +6,7 @@ use leno_model::{
 };
 
 use super::ObjectMetadata;
-use super::http_route::header_name;
+use super::http_route::read_header_name;
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
@@ -88,7 +88,7 @@ fn read_rule(rule: &Field<'_>, namespace: &Name) -> Option<TargetRule> {
     Some(TargetRule::Http { group, matches })
 }
 
-/// Warns about an empty list.
+/// Warns about an empty list and its consequence.
 fn warn_if_empty(field: &Field<'_>, consequence: &str) {
     if matches!(field.value(), NodeValue::List(list) if list.is_empty()) {
         field.warn(format!("is empty, so {consequence}"), "add an element");
@@ -163,7 +163,7 @@ fn read_headers(field: &Field<'_>) -> Vec<FieldMatch> {
     let mut headers: Vec<FieldMatch> = Vec::new();
     for (name, value) in maps.iter().filter_map(Field::read_entries).flatten() {
         let regex = value.read_regex();
-        let (Some(name), Some(regex)) = (header_name(&value, name), regex) else {
+        let (Some(name), Some(regex)) = (read_header_name(&value, name), regex) else {
             continue;
         };
         if headers.iter().any(|existing| existing.name == name) {
@@ -210,5 +210,5 @@ const METHODS: &[(&str, &str)] = &[
     ("TRACE", "TRACE"),
     ("PATCH", "PATCH"),
 ];
-/// Limit of sources, rules, matches, headers or ports per object.
+/// Maximum number of elements in a list: sources, rules, matches, methods, headers or ports.
 const MAX_LIST: usize = 1024;

@@ -10,8 +10,8 @@ use leno_model::{
 };
 
 use super::ObjectMetadata;
-use super::http_route::header_name;
-use super::request_condition::{exactly_one_key, read_match, read_tests};
+use super::http_route::read_header_name;
+use super::request_condition::{read_match, read_tests, require_exactly_one_key};
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
@@ -26,24 +26,24 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<TagRout
     ])?;
     let name = TagRouteName { namespace: metadata.namespace, name: metadata.name };
     let scope = read_scope(&fields, &name.namespace);
-    let fallback_policy = fields.find("fallbackPolicy").map(read_fallback_policy);
+    let default_policies = fields.find("fallbackPolicy").map(read_fallback_policies);
     let elements =
         fields.find("rules").and_then(|rules| rules.read_list(MAX_RULES)).unwrap_or_default();
-    if !elements.is_empty() && fallback_policy.is_none() {
+    if !elements.is_empty() && default_policies.is_none() {
         fields.require("fallbackPolicy")?;
     }
-    let fallback_policy = fallback_policy.flatten().unwrap_or_default();
+    let default_policies = default_policies.flatten().unwrap_or_default();
     let mut rules = Vec::new();
     for (index, element) in elements.iter().enumerate() {
         let origin = rule_origin(&name, index);
-        rules.extend(read_rule(element, origin, &fallback_policy));
+        rules.extend(read_rule(element, origin, &default_policies));
     }
-    rules.sort_by_key(|rule: &TagRule| Reverse(rule.precedence));
-    let by_caller = read_prefer_same_tag(&fields, &name);
+    rules.sort_by_key(|rule: &TagRule| Reverse(rule.priority));
+    let caller_rules = read_prefer_same_tag(&fields, &name);
     if elements.is_empty() && fields.find("preferSameTag").is_none_or(is_empty_list) {
         spec.reject("has no rules", "add `rules` or `preferSameTag`");
     }
-    let rules = TagRules { rules, fallback_policy, by_caller };
+    let rules = TagRules { rules, fallback_policy: default_policies, caller_rules };
     Some(TagRoute { name, scope: scope?, rules, created: 0 })
 }
 
@@ -57,7 +57,7 @@ fn rule_origin(name: &TagRouteName, index: usize) -> RuleOrigin {
 }
 
 fn read_scope(fields: &MapFields<'_>, namespace: &Name) -> Option<TagScope> {
-    let key = exactly_one_key(fields, &["service", "scope"])?;
+    let key = require_exactly_one_key(fields, &["service", "scope"])?;
     let port = fields.find("port");
     if key == "scope" {
         if let Some(port) = port {
@@ -75,9 +75,9 @@ fn read_scope(fields: &MapFields<'_>, namespace: &Name) -> Option<TagScope> {
     Some(TagScope::Service(ServiceName { namespace: namespace.clone(), name }, port))
 }
 
-/// Reads one fallback policy, or several in order of preference. `fail` rejects requests if no endpoint is left,
-/// and is the absence of a policy in the result.
-fn read_fallback_policy(field: &Field<'_>) -> Option<Vec<FallbackPolicy>> {
+/// Reads one fallback policy, or several in order of preference. The word `fail` adds no policy to the list: requests
+/// fail if the sets of all listed policies are empty.
+fn read_fallback_policies(field: &Field<'_>) -> Option<Vec<FallbackPolicy>> {
     const WORDS: &[(&str, Option<FallbackPolicy>)] = &[
         ("any", Some(FallbackPolicy::Any)),
         ("default", Some(FallbackPolicy::Default)),
@@ -109,7 +109,7 @@ fn read_fallback_policy(field: &Field<'_>) -> Option<Vec<FallbackPolicy>> {
 fn read_rule(
     element: &Field<'_>,
     origin: RuleOrigin,
-    fallback_policy: &[FallbackPolicy],
+    default_policies: &[FallbackPolicy],
 ) -> Option<TagRule> {
     let fields = element.read_fields(&[
         "precedence",
@@ -120,15 +120,15 @@ fn read_rule(
         "fallbackPolicy",
         "sticky",
     ])?;
-    let precedence = match fields.find("precedence") {
-        Some(field) => i32::try_from(field.read_number(0, MAX_PRECEDENCE)?).ok()?,
+    let priority = match fields.find("precedence") {
+        Some(field) => i32::try_from(field.read_number(0, MAX_PRIORITY)?).ok()?,
         None => 0,
     };
     let from = match fields.find("from") {
         Some(field) => read_from(field, &origin.name.namespace)?,
         None => CallerMatch::default(),
     };
-    let matches = match fields.find("match") {
+    let request_match = match fields.find("match") {
         Some(field) => read_match(field)?,
         None => TagMatch::default(),
     };
@@ -138,14 +138,23 @@ fn read_rule(
         None => TagSplit::default(),
     };
     let fallback_policy = match fields.find("fallbackPolicy") {
-        Some(field) => read_fallback_policy(field)?,
-        None => fallback_policy.to_vec(),
+        Some(field) => read_fallback_policies(field)?,
+        None => default_policies.to_vec(),
     };
     let sticky = match fields.find("sticky") {
         Some(field) => Some(read_sticky(field)?),
         None => None,
     };
-    Some(TagRule { origin, precedence, from, matches, split, fallback, fallback_policy, sticky })
+    Some(TagRule {
+        origin,
+        priority,
+        from,
+        request_match,
+        split,
+        fallback,
+        fallback_policy,
+        sticky,
+    })
 }
 
 fn read_from(field: &Field<'_>, namespace: &Name) -> Option<CallerMatch> {
@@ -183,11 +192,11 @@ fn read_target(element: &Field<'_>) -> Option<TagTarget> {
         Some(field) => field.read_number(0, MAX_WEIGHT)?,
         None => 1,
     };
-    let set = match exactly_one_key(&fields, &["tags", "instances"])? {
+    let set = match require_exactly_one_key(&fields, &["tags", "instances"])? {
         "tags" => TagSet::All(read_tags(fields.find("tags")?)?),
         _ => fields
             .find("instances")?
-            .read_choice(&[("default", TagSet::Default), ("any", TagSet::Every)])?,
+            .read_choice(&[("default", TagSet::Default), ("any", TagSet::AllInstances)])?,
     };
     Some(TagTarget { weight, set })
 }
@@ -198,15 +207,15 @@ fn read_tags(field: &Field<'_>) -> Option<BTreeMap<String, TagValue>> {
         field.reject("names no tag", "name one, or use `instances: any`");
         return None;
     }
-    Some(tags.into_iter().map(|(name, value)| (name, TagValue::Is(value))).collect())
+    Some(tags.into_iter().map(|(name, value)| (name, TagValue::Exact(value))).collect())
 }
 
 fn read_sticky(field: &Field<'_>) -> Option<StickyKey> {
     let fields = field.read_fields(&["header", "cookie"])?;
-    let key = exactly_one_key(&fields, &["header", "cookie"])?;
+    let key = require_exactly_one_key(&fields, &["header", "cookie"])?;
     let value = fields.find(key)?;
     match key {
-        "header" => header_name(value, value.read_text()?).map(StickyKey::Header),
+        "header" => read_header_name(value, value.read_text()?).map(StickyKey::Header),
         _ => Some(StickyKey::Cookie(value.read_text()?.to_owned())),
     }
 }
@@ -229,30 +238,30 @@ fn read_preference(element: &Field<'_>, origin: RuleOrigin) -> Option<CallerRule
         field.reject("names no tag", "name one, such as `zone`");
         return None;
     }
-    let number = |key: &str, max| match fields.find(key) {
+    let read_number = |key: &str, max| match fields.find(key) {
         Some(field) => field.read_number(0, max),
         None => Some(0),
     };
-    let is_present = |name: &String| FieldTest { name: name.clone(), test: ValueTest::Present };
+    let present_test = |name: &String| FieldTest { name: name.clone(), test: ValueTest::Present };
     let from =
-        CallerMatch { tags: tags.iter().map(is_present).collect(), ..CallerMatch::default() };
-    let same_tags = tags.into_iter().map(|tag| (tag, TagValue::Callers)).collect();
+        CallerMatch { tags: tags.iter().map(present_test).collect(), ..CallerMatch::default() };
+    let same_tags = tags.into_iter().map(|tag| (tag, TagValue::SameAsCaller)).collect();
     let target = TagTarget { weight: 1, set: TagSet::All(same_tags) };
     Some(CallerRule {
         origin,
         from,
         split: TagSplit { targets: vec![target], weights: WeightUnit::Relative },
-        min_percent: number("minPercent", 100)?,
-        min_total: number("minTotal", MAX_WEIGHT)?,
-        goes_on: true,
+        min_percent: read_number("minPercent", 100)?,
+        min_total: read_number("minTotal", MAX_WEIGHT)?,
+        continues: true,
     })
 }
 
-/// Limit of rules per object; all rules of a service are sent together.
+/// Maximum number of rules per object; all rules of a service are sent together.
 const MAX_RULES: usize = 16_384;
-/// Limit of targets per split, or tags per preference.
+/// Maximum number of targets per split, of elements of `preferSameTag`, and of tags per element.
 const MAX_TARGETS: usize = 64;
-/// Limit of weights and of `minTotal`.
+/// Maximum weight of a target, and maximum `minTotal`.
 const MAX_WEIGHT: u32 = 1_000_000;
-/// Limit of `precedence`.
-const MAX_PRECEDENCE: u32 = 1_000_000;
+/// Maximum value of the field `precedence`.
+const MAX_PRIORITY: u32 = 1_000_000;

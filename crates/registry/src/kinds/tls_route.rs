@@ -43,7 +43,7 @@ pub(super) fn read_backends(
 /// Reads at least one host name: a route without names would also match sessions without a server name.
 pub(super) fn read_hostnames(fields: &MapFields<'_>) -> Option<Vec<HostPattern>> {
     let field = fields.require("hostnames")?;
-    let hostnames = read_patterns(field)?;
+    let hostnames = read_host_patterns(field)?;
     if field.read_list(MAX_HOSTNAMES).is_some_and(|elements| elements.is_empty()) {
         field.reject("is empty", "list the server names that the route matches");
     }
@@ -61,13 +61,13 @@ pub(super) fn read_host(
     field.read_with(parse, "a host name", if is_ascii { hint } else { punycode_hint })
 }
 
-/// Reads host names without duplicates.
-pub(super) fn read_patterns(field: &Field<'_>) -> Option<Vec<HostPattern>> {
+/// Reads a list of host name patterns without duplicates.
+pub(super) fn read_host_patterns(field: &Field<'_>) -> Option<Vec<HostPattern>> {
     let elements = field.read_list(MAX_HOSTNAMES)?;
     let mut hostnames: Vec<HostPattern> = Vec::new();
     for element in &elements {
         let hint = "use one in lower case such as shop.example.com or *.example.com";
-        let Some(pattern) = read_host(element, host_pattern, hint) else {
+        let Some(pattern) = read_host(element, parse_host_pattern, hint) else {
             continue;
         };
         if hostnames.contains(&pattern) {
@@ -79,12 +79,12 @@ pub(super) fn read_patterns(field: &Field<'_>) -> Option<Vec<HostPattern>> {
 }
 
 /// Parses a host name pattern. Addresses are excluded: they are never server names (RFC 6066 §3).
-fn host_pattern(text: &str) -> Option<HostPattern> {
+fn parse_host_pattern(text: &str) -> Option<HostPattern> {
     let is_address = text.parse::<std::net::IpAddr>().is_ok();
     text.parse().ok().filter(|_| !is_address)
 }
 
-/// Rules have no matches, so only the first of several would apply.
+/// Maximum number of rules per route. Rules have no matches, so only the first of several would apply.
 const MAX_RULES: usize = 1;
-/// The limit of the resource's schema.
+/// Maximum number of host names per route, as in the resource's schema.
 const MAX_HOSTNAMES: usize = 16;

@@ -84,14 +84,14 @@ fn parse_service(text: &str, own_namespace: &Name) -> Option<ServiceName> {
     if let Some((namespace, name)) = text.split_once('/') {
         return Some(ServiceName { namespace: parse_label(namespace)?, name: parse_label(name)? });
     }
-    let mut parts = text.split('.');
-    let name = parse_label(parts.next()?)?;
-    let namespace = match parts.next() {
+    let mut labels = text.split('.');
+    let name = parse_label(labels.next()?)?;
+    let namespace = match labels.next() {
         Some(namespace) => parse_label(namespace)?,
         None => own_namespace.clone(),
     };
     let mut suffix = ["svc", "cluster", "local"].iter();
-    parts.all(|part| suffix.next() == Some(&part)).then_some(ServiceName { namespace, name })
+    labels.all(|label| suffix.next() == Some(&label)).then_some(ServiceName { namespace, name })
 }
 
 fn parse_label(text: &str) -> Option<Name> {
@@ -138,9 +138,9 @@ fn read_group(element: &Field<'_>, namespace: &Name) -> Option<RouteGroupName> {
     Some(RouteGroupName { namespace: namespace.clone(), name })
 }
 
-/// Limit of backends per split.
+/// Maximum number of backends per split.
 const MAX_BACKENDS: usize = 64;
-/// Limit of route groups per split.
+/// Maximum number of route groups per split.
 const MAX_GROUPS: usize = 64;
 
 #[cfg(test)]

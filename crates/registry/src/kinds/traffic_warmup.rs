@@ -7,7 +7,7 @@ use leno_model::{
     ServicePolicyName, SlowStart,
 };
 
-use super::service_policy::{number_or, percent_or, time_or};
+use super::service_policy::{read_duration_or, read_number_or, read_percent_or};
 use crate::field::{Field, MapFields};
 
 pub(super) fn read(
@@ -17,32 +17,32 @@ pub(super) fn read(
     let fields =
         spec.read_fields(&["enable", "duration", "minWeight", "maxWeight", "aggression"])?;
     let (min, max) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
-    let time = time_or(&fields, "duration", min, max, DURATION_DEFAULT);
-    let percent_min = percent_or(&fields, "minWeight", 1, 10);
-    let max_weight = number_or(&fields, "maxWeight", 0, 100, 100);
+    let duration = read_duration_or(&fields, "duration", min, max, DURATION_DEFAULT);
+    let percent_min = read_percent_or(&fields, "minWeight", 1, 10);
+    let max_weight = read_number_or(&fields, "maxWeight", 0, 100, 100);
     if let (Some(field), Some(0..100)) = (fields.find("maxWeight"), max_weight) {
         field.reject(
             "is not 100: an endpoint after slow start always gets its full share",
             "use 100, or give the service fewer requests with a route",
         );
     }
-    check_aggression(&fields);
+    reject_nonlinear_growth(&fields);
     let is_enabled = match fields.find("enable") {
         Some(field) => field.read_boolean()?,
         None => true,
     };
-    let (time, percent_min) = (time?, percent_min?);
+    let (duration, percent_min) = (duration?, percent_min?);
     max_weight?;
     let service =
-        ServiceName { namespace: name.namespace.clone(), name: read_service_name(spec, name)? };
-    let slow_start = is_enabled.then_some(SlowStart { time, percent_min });
+        ServiceName { namespace: name.namespace.clone(), name: require_service_name(spec, name)? };
+    let slow_start = is_enabled.then_some(SlowStart { time: duration, percent_min });
     // The same as a LoadBalancing that sets only `warmup`.
     let rule = LoadBalancing { algorithm: BalanceAlgorithm::PeakEwma { choices: 2 }, slow_start };
     Some((PolicyScope::Services(vec![RouteParent { service, port: None }]), rule))
 }
 
-/// Returns the service name, which is the object's name. Rejects a name with a dot, which no service has.
-fn read_service_name(spec: &Field<'_>, name: &ServicePolicyName) -> Option<Name> {
+/// Returns the name of the service, which is the name of the object. Rejects a name with a dot, which no service has.
+fn require_service_name(spec: &Field<'_>, name: &ServicePolicyName) -> Option<Name> {
     let is_service = !name.name.as_str().contains('.');
     if !is_service {
         spec.reject(
@@ -54,7 +54,7 @@ fn read_service_name(spec: &Field<'_>, name: &ServicePolicyName) -> Option<Name>
 }
 
 /// Rejects every `aggression` but 1, the default: only linear growth is supported.
-fn check_aggression(fields: &MapFields<'_>) {
+fn reject_nonlinear_growth(fields: &MapFields<'_>) {
     let Some(field) = fields.find("aggression") else { return };
     let is_linear = field.read_literal().and_then(|text| text.parse::<f64>().ok()) == Some(1.0);
     if !is_linear {
@@ -65,5 +65,5 @@ fn check_aggression(fields: &MapFields<'_>) {
     }
 }
 
-/// FSM's default duration.
+/// The default duration of the slow start, as in FSM.
 const DURATION_DEFAULT: Duration = Duration::from_secs(90);

@@ -7,20 +7,20 @@ use leno_model::{
     FieldMatch, FixedResponse, GlobalLimit, PathMatch, RequestMatch, Server, ValueMatch,
 };
 
-use super::http_route::header_name;
-use super::request_condition::exactly_one_key;
-use super::service_policy::time_or;
+use super::http_route::read_header_name;
+use super::request_condition::require_exactly_one_key;
+use super::service_policy::read_duration_or;
 use crate::field::{Field, MapFields};
 
 /// Reads `global`: the rate limit service, and the descriptors of every request.
 pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
-    let parts = global.read_fields(&["tcp", "http"])?;
-    parts.reject_unsupported(
+    let limit_fields = global.read_fields(&["tcp", "http"])?;
+    limit_fields.reject_unsupported(
         "tcp",
         "is not supported: a service counts requests here",
         "remove it, and limit connections with `local.tcp`",
     );
-    let fields = parts.require("http")?.read_fields(&[
+    let fields = limit_fields.require("http")?.read_fields(&[
         "rateLimitService",
         "domain",
         "descriptors",
@@ -31,8 +31,8 @@ pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
     ])?;
     let address = fields.require("rateLimitService").and_then(read_server);
     let (min, max) = (CheckService::MIN_TIMEOUT, CheckService::MAX_TIMEOUT);
-    let timeout = time_or(&fields, "timeout", min, max, TIMEOUT_DEFAULT);
-    let is_fail_open = flag_or(&fields, "failOpen", true)?;
+    let timeout = read_duration_or(&fields, "timeout", min, max, TIMEOUT_DEFAULT);
+    let is_fail_open = read_boolean_or(&fields, "failOpen", true)?;
     let failure_mode = if is_fail_open { FailureMode::Allow } else { FailureMode::Deny };
     let check_service = CheckService { at: address?, timeout: timeout?, failure_mode };
     let status = match fields.find("responseStatusCode") {
@@ -44,7 +44,7 @@ pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
         domain: fields.require("domain").and_then(Field::read_text)?.to_owned(),
         descriptors: read_descriptors(&fields, &RequestMatch::default())?,
         response: FixedResponse { status, ..FixedResponse::default() },
-        rate_limit_headers: flag_or(&fields, "enableXRateLimitHeaders", false)?,
+        rate_limit_headers: read_boolean_or(&fields, "enableXRateLimitHeaders", false)?,
     })
 }
 
@@ -74,10 +74,10 @@ fn read_descriptor(element: &Field<'_>, base: &RequestMatch) -> Option<Descripto
 /// Reads one of the four descriptor entry types and adds its conditions to `request`.
 fn read_entry(element: &Field<'_>, request: &mut RequestMatch) -> Option<DescriptorEntry> {
     let keys = ["genericKey", "remoteAddress", "requestHeader", "headerValueMatch"];
-    let parts = element.read_fields(&keys)?;
-    let kind = exactly_one_key(&parts, &keys)?;
-    let field = parts.find(kind)?;
-    let (default, value, fields) = match kind {
+    let element_fields = element.read_fields(&keys)?;
+    let kind = require_exactly_one_key(&element_fields, &keys)?;
+    let field = element_fields.find(kind)?;
+    let (default_key, value, fields) = match kind {
         "genericKey" => {
             let fields = field.read_fields(&["value", "key"])?;
             ("generic_key", DescriptorValue::Text(read_required_text(&fields, "value")?), fields)
@@ -87,11 +87,11 @@ fn read_entry(element: &Field<'_>, request: &mut RequestMatch) -> Option<Descrip
             let fields = field.read_fields(&["name", "key"])?;
             fields.require("key")?;
             let name = fields.require("name")?;
-            ("", DescriptorValue::Header(header_name(name, name.read_text()?)?), fields)
+            ("", DescriptorValue::Header(read_header_name(name, name.read_text()?)?), fields)
         }
         _ => {
             let fields = field.read_fields(&["value", "headers", "key", "expectMatch"])?;
-            if !flag_or(&fields, "expectMatch", true)? {
+            if !read_boolean_or(&fields, "expectMatch", true)? {
                 field.reject(
                     "describes requests that do not match, which is not supported",
                     "remove `expectMatch`, and describe those that match",
@@ -106,7 +106,7 @@ fn read_entry(element: &Field<'_>, request: &mut RequestMatch) -> Option<Descrip
     };
     let key = match fields.find("key") {
         Some(field) => field.read_text()?.to_owned(),
-        None => default.to_owned(),
+        None => default_key.to_owned(),
     };
     Some(DescriptorEntry { key, value })
 }
@@ -116,16 +116,16 @@ fn read_header_match(element: &Field<'_>) -> Option<FieldMatch> {
     let fields = element
         .read_fields(&["name", "exact", "prefix", "suffix", "regex", "contains", "present"])?;
     let name = fields.require("name")?;
-    let name = header_name(name, name.read_text()?)?;
-    let kind = exactly_one_key(&fields, &KINDS)?;
+    let name = read_header_name(name, name.read_text()?)?;
+    let kind = require_exactly_one_key(&fields, &KINDS)?;
     let field = fields.find(kind)?;
-    let escaped = || field.read_text().map(regex::escape);
+    let read_escaped_text = || field.read_text().map(regex::escape);
     let value = match kind {
         "exact" => ValueMatch::Exact(field.read_text()?.to_owned()),
         "regex" => ValueMatch::Regex(field.read_regex()?),
-        "prefix" => ValueMatch::Regex(format!("{}.*", escaped()?)),
-        "suffix" => ValueMatch::Regex(format!(".*{}", escaped()?)),
-        "contains" => ValueMatch::Regex(format!(".*{}.*", escaped()?)),
+        "prefix" => ValueMatch::Regex(format!("{}.*", read_escaped_text()?)),
+        "suffix" => ValueMatch::Regex(format!(".*{}", read_escaped_text()?)),
+        "contains" => ValueMatch::Regex(format!(".*{}.*", read_escaped_text()?)),
         _ => {
             if !field.read_boolean()? {
                 field.reject("is false, which is not supported", "remove the header");
@@ -156,7 +156,7 @@ fn read_required_text(fields: &MapFields<'_>, key: &str) -> Option<String> {
     fields.require(key)?.read_text().map(str::to_owned)
 }
 
-fn flag_or(fields: &MapFields<'_>, key: &str, default: bool) -> Option<bool> {
+fn read_boolean_or(fields: &MapFields<'_>, key: &str, default: bool) -> Option<bool> {
     match fields.find(key) {
         Some(field) => field.read_boolean(),
         None => Some(default),
@@ -164,13 +164,13 @@ fn flag_or(fields: &MapFields<'_>, key: &str, default: bool) -> Option<bool> {
 }
 
 /// Returns the match for requests with a path that matches this pattern.
-pub(super) fn match_path(pattern: String) -> RequestMatch {
+pub(super) fn path_pattern_match(pattern: String) -> RequestMatch {
     RequestMatch { path: PathMatch::Regex(pattern), ..RequestMatch::default() }
 }
 
 /// The schema's default timeout.
 const TIMEOUT_DEFAULT: Duration = Duration::from_millis(20);
-/// Limit of descriptors per request, as in a `RateLimit`.
+/// Maximum number of descriptors per request, as in a `RateLimit`.
 const MAX_DESCRIPTORS: usize = 16;
-/// Limit of entries per descriptor.
+/// Maximum number of entries per descriptor.
 const MAX_ENTRIES: usize = 16;

@@ -36,15 +36,16 @@ impl BurstMeaning {
 
 /// Reads the limits of a `spec`. Limits of paths come first: requests that match one are not counted by the
 /// limit of all requests.
-pub(super) fn read(spec: &MapFields<'_>, burst: BurstMeaning) -> Option<RateLimits> {
+pub(super) fn read(spec: &MapFields<'_>, burst_meaning: BurstMeaning) -> Option<RateLimits> {
     let mut limits = RateLimits::default();
     let mut descriptors = Vec::new();
     for (index, route) in read_route_list(spec)?.iter().enumerate() {
-        let (path, global) = read_route(route, index, burst, &mut limits.rules)?;
-        if let Some(fields) = global {
-            let fields = fields.read_fields(&["descriptors"])?;
+        let (path, global_field) = read_route(route, index, burst_meaning, &mut limits.rules)?;
+        if let Some(field) = global_field {
+            let fields = field.read_fields(&["descriptors"])?;
             fields.require("descriptors")?;
-            descriptors.extend(global::read_descriptors(&fields, &global::match_path(path))?);
+            descriptors
+                .extend(global::read_descriptors(&fields, &global::path_pattern_match(path))?);
         }
     }
     let Some(field) = spec.find("rateLimit") else {
@@ -55,7 +56,7 @@ pub(super) fn read(spec: &MapFields<'_>, burst: BurstMeaning) -> Option<RateLimi
         field.reject("has no limits", "add `local` or `global`");
     }
     if let Some(local) = fields.find("local") {
-        read_local(local, burst, &mut limits)?;
+        read_local_limits(local, burst_meaning, &mut limits)?;
     }
     if let Some(field) = fields.find("global") {
         // Envoy sends a route's descriptors in place of the general ones; here both are sent.
@@ -102,7 +103,7 @@ fn add_descriptors(
 fn read_route<'a>(
     route: &Field<'a>,
     index: usize,
-    burst: BurstMeaning,
+    burst_meaning: BurstMeaning,
     rules: &mut Vec<RateRule>,
 ) -> Option<(String, Option<Field<'a>>)> {
     let fields = route.read_fields(&["path", "rateLimit"])?;
@@ -129,9 +130,9 @@ fn read_route<'a>(
         route.reject("has no limits", "add `rateLimit`, or remove the route");
     }
     if let Some(local) = local {
-        let rule = read_requests(local, format!("httpRoutes[{index}]"), burst)?;
+        let rule = read_request_limit(local, format!("httpRoutes[{index}]"), burst_meaning)?;
         rules.push(RateRule {
-            requests: vec![global::match_path(path.clone())],
+            requests: vec![global::path_pattern_match(path.clone())],
             stop: true,
             ..rule
         });
@@ -139,15 +140,20 @@ fn read_route<'a>(
     Some((path, global.cloned()))
 }
 
-/// Reads the local limits, counted per sidecar.
-fn read_local(local: &Field<'_>, burst: BurstMeaning, limits: &mut RateLimits) -> Option<()> {
+/// Reads the local limits, which each sidecar counts by itself, into `limits`.
+fn read_local_limits(
+    local: &Field<'_>,
+    burst_meaning: BurstMeaning,
+    limits: &mut RateLimits,
+) -> Option<()> {
     let fields = local.read_fields(&["tcp", "http"])?;
     if let Some(tcp) = fields.find("tcp") {
         let fields = tcp.read_fields(&["connections", "unit", "burst"])?;
-        limits.connections = Some(read_rate(&fields, "connections", burst)?);
+        limits.connections = Some(read_rate(&fields, "connections", burst_meaning)?);
     }
     if let Some(http) = fields.find("http") {
-        limits.rules.push(read_requests(http, "rateLimit.local.http".to_owned(), burst)?);
+        let rule = read_request_limit(http, "rateLimit.local.http".to_owned(), burst_meaning)?;
+        limits.rules.push(rule);
     }
     if fields.find("tcp").is_none() && fields.find("http").is_none() {
         local.reject("has no limits", "add `http` or `tcp`");
@@ -162,7 +168,11 @@ fn read_route_list<'a>(spec: &MapFields<'a>) -> Option<Vec<Field<'a>>> {
     }
 }
 
-fn read_requests(field: &Field<'_>, name: String, burst: BurstMeaning) -> Option<RateRule> {
+fn read_request_limit(
+    field: &Field<'_>,
+    name: String,
+    burst_meaning: BurstMeaning,
+) -> Option<RateRule> {
     let fields = field.read_fields(&[
         "requests",
         "unit",
@@ -191,28 +201,28 @@ fn read_requests(field: &Field<'_>, name: String, burst: BurstMeaning) -> Option
         requests: Vec::new(),
         peers: Vec::new(),
         key: RateLimitKey::Nothing,
-        rate: read_rate(&fields, "requests", burst)?,
+        rate: read_rate(&fields, "requests", burst_meaning)?,
         stop: false,
         response: FixedResponse { status, body: None, headers },
     })
 }
 
-fn read_rate(fields: &MapFields<'_>, key: &str, burst: BurstMeaning) -> Option<Rate> {
-    let count = fields.require(key).and_then(|field| field.read_number(1, Rate::MAX_COUNT));
-    let time = fields.require("unit").and_then(|field| field.read_choice(UNITS));
-    let extra = match fields.find("burst") {
-        Some(field) => field.read_number(0, Rate::MAX_COUNT)?,
+fn read_rate(fields: &MapFields<'_>, key: &str, burst_meaning: BurstMeaning) -> Option<Rate> {
+    let count = fields.require(key).and_then(|field| field.read_number(1, Rate::MAX_TOKENS));
+    let window = fields.require("unit").and_then(|field| field.read_choice(UNITS));
+    let burst = match fields.find("burst") {
+        Some(field) => field.read_number(0, Rate::MAX_TOKENS)?,
         None => 0,
     };
     let count = count?;
-    Some(Rate { count, time: time?, size: burst.bucket_size(count, extra) })
+    Some(Rate { count, time: window?, size: burst_meaning.bucket_size(count, burst) })
 }
 
-/// The windows by name.
+/// The windows by the name of their unit.
 const UNITS: &[(&str, Duration)] = &[
     ("second", Duration::from_secs(1)),
     ("minute", Duration::from_secs(60)),
     ("hour", Duration::from_secs(3600)),
 ];
-/// Limit of paths with their own limits.
+/// Maximum number of `httpRoutes`, which are paths with their own limits.
 const MAX_ROUTES: usize = 64;

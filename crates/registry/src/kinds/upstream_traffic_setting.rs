@@ -8,7 +8,8 @@ use leno_model::{
 };
 
 use super::circuit_breaker::{
-    MAX_COUNT, MAX_TIME, MIN_OPEN, MIN_WINDOW, connect_timeout, slow_threshold,
+    MAX_DURATION, MAX_REQUEST_COUNT, MIN_OPEN_DURATION, MIN_WINDOW, read_connect_timeout,
+    read_slow_threshold,
 };
 use super::response::read_body;
 use super::service_policy::{read_duration_within, read_limit, read_share};
@@ -17,45 +18,47 @@ use crate::field::{Field, MapFields};
 
 pub(super) fn read(
     namespace: &Name,
-    burst: BurstMeaning,
+    burst_meaning: BurstMeaning,
     spec: &Field<'_>,
 ) -> Option<(PolicyScope, (CircuitBreaker, RateLimits))> {
     let fields = spec.read_fields(&["host", "connectionSettings", "rateLimit", "httpRoutes"])?;
-    let service = fields.require("host").and_then(|field| parse_host(field, namespace));
-    let breaker = match fields.find("connectionSettings") {
+    let service = fields.require("host").and_then(|field| read_host(field, namespace));
+    let circuit_breaker = match fields.find("connectionSettings") {
         Some(settings) => read_connection_settings(settings)?,
         None => CircuitBreaker::default(),
     };
-    let limits = upstream_rate_limit::read(&fields, burst)?;
-    if breaker == CircuitBreaker::default() && limits.is_empty() {
+    let limits = upstream_rate_limit::read(&fields, burst_meaning)?;
+    if circuit_breaker == CircuitBreaker::default() && limits.is_empty() {
         spec.reject("has no limits", "add `connectionSettings`, `rateLimit` or `httpRoutes`");
         return None;
     }
     let parent = RouteParent { service: service?, port: None };
-    Some((PolicyScope::Services(vec![parent]), (breaker, limits)))
+    Some((PolicyScope::Services(vec![parent]), (circuit_breaker, limits)))
 }
 
 fn read_connection_settings(settings: &Field<'_>) -> Option<CircuitBreaker> {
-    let parts = settings.read_fields(&["tcp", "http"])?;
-    let mut rule = CircuitBreaker::default();
-    if let Some(field) = parts.find("tcp") {
+    let fields = settings.read_fields(&["tcp", "http"])?;
+    let mut circuit_breaker = CircuitBreaker::default();
+    if let Some(field) = fields.find("tcp") {
         let tcp = field.read_fields(&["maxConnections", "connectTimeout"])?;
-        rule.limits.connections = read_limit(&tcp, "maxConnections", 0)?.filter(is_bounded);
+        circuit_breaker.limits.connections =
+            read_limit(&tcp, "maxConnections", 0)?.filter(is_bounded);
         if let Some(field) = tcp.find("connectTimeout") {
-            rule.connect_timeout = Some(connect_timeout(field)?);
+            circuit_breaker.connect_timeout = Some(read_connect_timeout(field)?);
         }
     }
-    if let Some(field) = parts.find("http") {
-        read_http(field, &mut rule)?;
+    if let Some(field) = fields.find("http") {
+        read_http_settings(field, &mut circuit_breaker)?;
     }
-    if rule == CircuitBreaker::default() {
+    if circuit_breaker == CircuitBreaker::default() {
         settings.reject("has no limits", "add a limit, or remove it");
         return None;
     }
-    Some(rule)
+    Some(circuit_breaker)
 }
 
-fn read_http(field: &Field<'_>, rule: &mut CircuitBreaker) -> Option<()> {
+/// Reads the settings for HTTP into `circuit_breaker`.
+fn read_http_settings(field: &Field<'_>, circuit_breaker: &mut CircuitBreaker) -> Option<()> {
     let fields = field.read_fields(&[
         "maxRequests",
         "maxRequestsPerConnection",
@@ -71,12 +74,13 @@ fn read_http(field: &Field<'_>, rule: &mut CircuitBreaker) -> Option<()> {
             "remove it; `maxRequests` limits concurrent requests",
         );
     }
-    rule.limits.requests = read_limit(&fields, "maxRequests", 0)?.filter(is_bounded);
-    rule.limits.pending = read_limit(&fields, "maxPendingRequests", 1)?.filter(is_bounded);
-    rule.limits.retries = read_limit(&fields, "maxRetries", 0)?.filter(is_bounded);
+    let limits = &mut circuit_breaker.limits;
+    limits.requests = read_limit(&fields, "maxRequests", 0)?.filter(is_bounded);
+    limits.pending = read_limit(&fields, "maxPendingRequests", 1)?.filter(is_bounded);
+    limits.retries = read_limit(&fields, "maxRetries", 0)?.filter(is_bounded);
     if let Some(field) = fields.find("circuitBreaking") {
         let (trip, response) = read_circuit_breaking(field)?;
-        (rule.trip, rule.response) = (Some(trip), response);
+        (circuit_breaker.trip, circuit_breaker.response) = (Some(trip), response);
     }
     Some(())
 }
@@ -96,15 +100,17 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(TripConditions, FixedResp
     ])?;
     let window = fields
         .require("statTimeWindow")
-        .and_then(|field| read_duration_within(field, MIN_WINDOW, MAX_TIME));
+        .and_then(|field| read_duration_within(field, MIN_WINDOW, MAX_DURATION));
     let open_duration = fields
         .require("degradedTimeWindow")
-        .and_then(|field| read_duration_within(field, MIN_OPEN, MAX_TIME));
-    let requests_min =
-        fields.require("minRequestAmount").and_then(|field| field.read_number(1, MAX_COUNT));
-    let failed = read_failure_threshold(&fields, "errorAmountThreshold", "errorRatioThreshold")?;
-    let slow = read_slow(&fields)?;
-    if failed == FailureThreshold::default() && slow.is_none() {
+        .and_then(|field| read_duration_within(field, MIN_OPEN_DURATION, MAX_DURATION));
+    let requests_min = fields
+        .require("minRequestAmount")
+        .and_then(|field| field.read_number(1, MAX_REQUEST_COUNT));
+    let failure_threshold =
+        read_failure_threshold(&fields, "errorAmountThreshold", "errorRatioThreshold")?;
+    let slow = read_slow_requests(&fields)?;
+    if failure_threshold == FailureThreshold::default() && slow.is_none() {
         field.reject("never opens", "add `errorRatioThreshold` or another threshold");
     }
     let status = match fields.find("degradedStatusCode") {
@@ -132,7 +138,7 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(TripConditions, FixedResp
         // Buckets of one second, as in the original implementation.
         buckets: u8::try_from(window.as_secs().clamp(1, 60)).ok()?,
         requests_min: requests_min?,
-        failed,
+        failure_threshold,
         consecutive_failures: None,
         slow,
         open_duration: open_duration?,
@@ -142,56 +148,61 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(TripConditions, FixedResp
     Some((trip, FixedResponse { status: Some(status), body, headers: Vec::new() }))
 }
 
-fn read_slow(fields: &MapFields<'_>) -> Option<Option<SlowRequests>> {
-    let too_many = read_failure_threshold(fields, "slowAmountThreshold", "slowRatioThreshold")?;
-    let threshold = match fields.find("slowTimeThreshold") {
+fn read_slow_requests(fields: &MapFields<'_>) -> Option<Option<SlowRequests>> {
+    let threshold = read_failure_threshold(fields, "slowAmountThreshold", "slowRatioThreshold")?;
+    let min_duration = match fields.find("slowTimeThreshold") {
         Some(field) => {
-            if too_many == FailureThreshold::default() {
+            if threshold == FailureThreshold::default() {
                 field.reject("has no effect alone", "add `slowRatioThreshold`, or remove it");
             }
-            slow_threshold(field)?
+            read_slow_threshold(field)?
         }
         None => SLOW_THRESHOLD_DEFAULT,
     };
-    Some((too_many != FailureThreshold::default()).then_some(SlowRequests { threshold, too_many }))
+    Some(
+        (threshold != FailureThreshold::default())
+            .then_some(SlowRequests { min_duration, threshold }),
+    )
 }
 
-/// Reads a failure threshold from the fields with these names, for a number and for a share of requests.
+/// Reads a failure threshold from two fields: `amount_key` names the field for a number of requests, and `ratio_key`
+/// the one for a share of requests.
 fn read_failure_threshold(
     fields: &MapFields<'_>,
-    amount: &str,
-    ratio: &str,
+    amount_key: &str,
+    ratio_key: &str,
 ) -> Option<FailureThreshold> {
-    let share_ppm = match fields.find(ratio) {
+    let share_ppm = match fields.find(ratio_key) {
         Some(field) => match read_share(field)? {
             0 => {
                 field.reject("is 0", "use a ratio above 0");
                 return None;
             }
-            ppm => Some(ppm),
+            share_ppm => Some(share_ppm),
         },
         None => None,
     };
-    let number = match fields.find(amount) {
-        Some(field) => Some(field.read_number(1, MAX_COUNT)?),
+    let count = match fields.find(amount_key) {
+        Some(field) => Some(field.read_number(1, MAX_REQUEST_COUNT)?),
         None => None,
     };
-    Some(FailureThreshold { share_ppm, number })
+    Some(FailureThreshold { share_ppm, count })
 }
 
-/// Parses `NAME.NAMESPACE`, with or without a cluster domain suffix.
-fn parse_host(field: &Field<'_>, namespace: &Name) -> Option<ServiceName> {
+/// Reads `NAME.NAMESPACE`, with or without a cluster domain suffix. A service of another namespace is rejected.
+fn read_host(field: &Field<'_>, own_namespace: &Name) -> Option<ServiceName> {
     let text = field.read_text()?;
-    let short = text.strip_suffix(".svc.cluster.local").or(text.strip_suffix(".svc"));
-    let service = short.unwrap_or(text).split_once('.').and_then(|(name, namespace_text)| {
-        let label = |text: &str| Name::new(text).ok().filter(|name| !name.as_str().contains('.'));
-        Some(ServiceName { namespace: label(namespace_text)?, name: label(name)? })
+    let short_name = text.strip_suffix(".svc.cluster.local").or(text.strip_suffix(".svc"));
+    let service = short_name.unwrap_or(text).split_once('.').and_then(|(name, namespace_text)| {
+        let parse_label =
+            |text: &str| Name::new(text).ok().filter(|name| !name.as_str().contains('.'));
+        Some(ServiceName { namespace: parse_label(namespace_text)?, name: parse_label(name)? })
     });
     match service {
-        Some(service) if service.namespace == *namespace => Some(service),
+        Some(service) if service.namespace == *own_namespace => Some(service),
         Some(service) => {
             field.reject(
-                format!("is in the namespace {}, not in {namespace}", service.namespace),
+                format!("is in the namespace {}, not in {own_namespace}", service.namespace),
                 "put the policy into the namespace of the service",
             );
             None
@@ -215,5 +226,5 @@ fn is_bounded(limit: &u32) -> bool {
 const STATUS_DEFAULT: u16 = 409;
 /// The schema's default body while the circuit is open.
 const BODY_DEFAULT: &str = "Coming soon ...";
-/// The schema's default duration from which a response is slow.
+/// The schema's default duration from which a response counts as slow.
 const SLOW_THRESHOLD_DEFAULT: Duration = Duration::from_secs(5);

@@ -10,7 +10,7 @@ use leno_model::{
 
 use super::ObjectMetadata;
 use super::mesh_config::read_admission;
-use super::service_policy::number_or;
+use super::service_policy::read_number_or;
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
@@ -28,10 +28,10 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Workloa
     let admission = read_admission(&fields);
     let run = fields.find("run").map(read_command).unwrap_or_default();
     let run_options = Box::new(read_run_options(&fields, &ports));
-    let account = account.filter(|name| accept_account(&fields, &metadata.namespace, name));
+    let account = account.filter(|name| check_account(&fields, &metadata.namespace, name));
     let address = address?;
-    let (default, max) = (Weight::DEFAULT.into(), Weight::MAX.into());
-    let weight = number_or(&fields, "weight", 1, max, default);
+    let (default_weight, max_weight) = (Weight::DEFAULT.into(), Weight::MAX.into());
+    let weight = read_number_or(&fields, "weight", 1, max_weight, default_weight);
     let outbound_listeners = read_listeners(&fields, &metadata.namespace);
     reject_listeners_on_own_ports(&fields, &outbound_listeners, address, &ports);
     Some(Workload {
@@ -53,9 +53,9 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Workloa
     })
 }
 
-/// Rejects the control plane's account, with which sidecars would accept the workload as the control plane. Returns
-/// true if the account is accepted.
-fn accept_account(fields: &MapFields<'_>, namespace: &Name, name: &Name) -> bool {
+/// Rejects the control plane's account: sidecars would accept a workload with this account as the control plane.
+/// Returns true if the account is accepted.
+fn check_account(fields: &MapFields<'_>, namespace: &Name, name: &Name) -> bool {
     let is_reserved = namespace.as_str() == CONTROL_NAMESPACE && name.as_str() == CONTROL_ACCOUNT;
     if is_reserved {
         let field = fields.find("serviceAccount");
@@ -167,7 +167,7 @@ fn command_hint(text: &str) -> String {
     format!("write the program and each argument as an element{list}")
 }
 
-/// Reads the settings of the command in `run`.
+/// Reads the settings of the command in `run`; they are rejected if there is no command.
 fn read_run_options(fields: &MapFields<'_>, ports: &[WorkloadPort]) -> RunOptions {
     for name in ["cwd", "user", "readiness"] {
         if let Some(field) = fields.find(name)
@@ -231,10 +231,10 @@ fn read_readiness(field: &Field<'_>, ports: &[WorkloadPort]) -> Option<HttpGet> 
     let http_get = fields.require("httpGet")?;
     let fields = http_get.read_fields(&["port", "path"])?;
     let port = fields.require("port")?;
-    let number = port.read_port()?;
-    if !ports.iter().any(|workload_port| workload_port.port == number) {
+    let port_number = port.read_port()?;
+    if !ports.iter().any(|workload_port| workload_port.port == port_number) {
         port.reject(
-            format!("{number} is not a port of the workload"),
+            format!("{port_number} is not a port of the workload"),
             "use the number of one of `ports`",
         );
     }
@@ -250,11 +250,11 @@ fn read_readiness(field: &Field<'_>, ports: &[WorkloadPort]) -> Option<HttpGet> 
             path
         }
     };
-    Some(HttpGet { port: number, path })
+    Some(HttpGet { port: port_number, path })
 }
 
 fn read_listeners(fields: &MapFields<'_>, namespace: &Name) -> Vec<OutboundListener> {
-    let elements = fields.find("outbound").and_then(|f| f.read_list(MAX_LISTENERS));
+    let elements = fields.find("outbound").and_then(|field| field.read_list(MAX_LISTENERS));
     let mut outbound_listeners: Vec<OutboundListener> = Vec::new();
     for element in elements.unwrap_or_default() {
         let Some(listener) = read_listener(&element, namespace) else {
@@ -281,32 +281,32 @@ fn read_listener(element: &Field<'_>, namespace: &Name) -> Option<OutboundListen
         )
     });
     let port = fields.require("port").and_then(Field::read_port);
-    let listen = fields.require("listen").and_then(read_listen);
-    Some(OutboundListener { service: service?, port: port?, listen: listen? })
+    let listen_address = fields.require("listen").and_then(read_listen_address);
+    Some(OutboundListener { service: service?, port: port?, listen: listen_address? })
 }
 
-fn read_listen(field: &Field<'_>) -> Option<SocketAddr> {
-    let listen: SocketAddr = field.read_with(
+fn read_listen_address(field: &Field<'_>) -> Option<SocketAddr> {
+    let listen_address: SocketAddr = field.read_with(
         |text| text.parse().ok(),
         "an address and port",
         "use one such as \"127.0.0.1:19081\"",
     )?;
-    if listen.port() == 0 {
+    if listen_address.port() == 0 {
         field.reject("has port 0", "use a number from 1 to 65535");
         return None;
     }
-    if listen.ip().is_multicast() {
+    if listen_address.ip().is_multicast() {
         field.reject("is a multicast address", "use a loopback address");
         return None;
     }
-    if !listen.ip().is_loopback() {
+    if !listen_address.ip().is_loopback() {
         field.warn(
             "is not a loopback address: clients that reach it send requests with this workload's \
              identity",
             "use 127.0.0.1 unless that is intended",
         );
     }
-    Some(listen)
+    Some(listen_address)
 }
 
 /// Rejects outbound listeners on an address and port of the application itself.
@@ -332,13 +332,13 @@ fn reject_listeners_on_own_ports(
 
 /// Parses `name`, `name.namespace` and the longer forms up to `name.namespace.svc.cluster.local`.
 fn parse_service_name(text: &str, namespace: &Name) -> Option<ServiceName> {
-    let mut parts = text.split('.');
-    let name = Name::new(parts.next()?).ok()?;
-    let namespace = match parts.next() {
-        Some(part) => Name::new(part).ok()?,
+    let mut labels = text.split('.');
+    let name = Name::new(labels.next()?).ok()?;
+    let namespace = match labels.next() {
+        Some(label) => Name::new(label).ok()?,
         None => namespace.clone(),
     };
-    let suffix: Vec<&str> = parts.collect();
+    let suffix: Vec<&str> = labels.collect();
     let cluster_suffix = ["svc", "cluster", "local"];
     cluster_suffix.starts_with(&suffix).then_some(ServiceName { namespace, name })
 }
@@ -358,19 +358,19 @@ const SUPPORTED_FIELDS: &[&str] = &[
     "mtls",
     "weight",
 ];
-/// The default account, as in Kubernetes.
+/// The default account, which is that of Kubernetes.
 const ACCOUNT_DEFAULT: &str = "default";
 /// The namespace of the control plane's own account.
 const CONTROL_NAMESPACE: &str = "leno-system";
 /// The name of the control plane's own account.
 const CONTROL_ACCOUNT: &str = "leno-control";
-/// Limit of ports per workload.
+/// Maximum number of ports per workload.
 const MAX_PORTS: usize = 256;
-/// Limit of fixed outbound listeners per workload; each is a listening socket.
+/// Maximum number of outbound listeners per workload; each is a listening socket.
 const MAX_LISTENERS: usize = 1024;
-/// Length limit of a user name (useradd(8)).
+/// Maximum length of a user name (useradd(8)).
 const MAX_USER_BYTES: usize = 32;
-/// Length limit of a command that a message repeats as a list.
+/// Maximum length of a command that a message repeats as a list.
 const MAX_RUN_TEXT_BYTES: usize = 200;
-/// Limit of arguments per command.
+/// Maximum number of arguments per command.
 const MAX_RUN_ARGUMENTS: usize = 4096;

@@ -67,19 +67,21 @@ impl ObjectIndex<'_> {
         collector: &mut WarningCollector<'_>,
     ) {
         let account = &workload.account;
-        let default_policy = self.config.mode_of(workload);
+        let default_policy = self.config.default_policy_of(workload);
         let allows_access = |policy: &&AccessPolicy| {
             let mut rules = policy.rules.iter();
             let allows_access = rules.any(|rule| rule.action == PolicyAction::Allow);
-            policy.is_about(account) && allows_access || policy.allows_any_from(account)
+            policy.selects_account(account) && allows_access || policy.allows_any_from(account)
         };
         let is_target = self.target_accounts.contains(account)
             || self.access_policies.iter().any(allows_access);
         if default_policy != DefaultPolicy::Deny || is_target {
             return;
         }
-        let are_all_strict =
-            self.workloads.iter().all(|workload| self.config.mode_of(workload) == default_policy);
+        let are_all_strict = self
+            .workloads
+            .iter()
+            .all(|workload| self.config.default_policy_of(workload) == default_policy);
         let calls = if are_all_strict { "the workload may call no service and " } else { "" };
         collector.add_warning(
             "spec.serviceAccount".to_owned(),
@@ -112,7 +114,7 @@ impl ObjectIndex<'_> {
                 );
             }
         }
-        let is_affected = |workload: &&&Workload| policy.is_about(&workload.account);
+        let is_affected = |workload: &&&Workload| policy.selects_account(&workload.account);
         let workloads: Vec<&Workload> =
             self.workloads.iter().filter(is_affected).copied().collect();
         if workloads.is_empty() && policy.accounts.is_empty() {
@@ -133,7 +135,7 @@ impl ObjectIndex<'_> {
         }
     }
 
-    /// Warns about a rule that can never match.
+    /// Warns about peers, ports and requests of a rule that match nothing, and about a rule without effect.
     fn lint_policy_rule(
         &self,
         rule: &PolicyRule,
@@ -150,7 +152,8 @@ impl ObjectIndex<'_> {
                 );
             }
         }
-        let default_policies = || workloads.iter().map(|workload| self.config.mode_of(workload));
+        let default_policies =
+            || workloads.iter().map(|workload| self.config.default_policy_of(workload));
         let are_all_permissive =
             || default_policies().all(|default_policy| default_policy == DefaultPolicy::Allow);
         if rule.action == PolicyAction::Allow && !workloads.is_empty() && are_all_permissive() {
@@ -177,11 +180,11 @@ impl ObjectIndex<'_> {
                 }
             }
         }
-        let affected = |port: &&WorkloadPort| rule.ports.contains(port.port);
-        let mut affected = ports().filter(affected).peekable();
+        let is_affected = |port: &&WorkloadPort| rule.ports.contains(port.port);
+        let mut affected_ports = ports().filter(is_affected).peekable();
         if !rule.requests.is_empty()
-            && affected.peek().is_some()
-            && affected.all(|port| port.protocol == Protocol::Tcp)
+            && affected_ports.peek().is_some()
+            && affected_ports.all(|port| port.protocol == Protocol::Tcp)
         {
             let problem = match rule.action {
                 PolicyAction::Allow => "can never match: requests on TCP ports are not parsed",

@@ -82,21 +82,21 @@ fn lint_request(request: &RequestMatch, field: &str, collector: &mut WarningColl
 
 fn lint_path(path: &str, field: String, collector: &mut WarningCollector<'_>) {
     lint_anchors(path, &field, collector);
-    let inner = path.strip_prefix('^').unwrap_or(path);
-    if cannot_begin_with_slash(inner) {
+    let unanchored_path = path.strip_prefix('^').unwrap_or(path);
+    if cannot_begin_with_slash(unanchored_path) {
         collector.add_warning(
             field,
             format!("can never match: {path:?} does not begin with /"),
-            format!("write {:?}", format!("/{inner}")),
+            format!("write {:?}", format!("/{unanchored_path}")),
         );
-    } else if inner.starts_with('/') && !inner.contains(METACHARACTERS) {
+    } else if unanchored_path.starts_with('/') && !unanchored_path.contains(METACHARACTERS) {
         collector.add_warning(
             field,
             format!(
-                "matches {inner} and no path below it: an expression is compared with the whole \
-                 path"
+                "matches {unanchored_path} and no path below it: an expression is compared with the \
+                 whole path"
             ),
-            format!("write {:?} to match a part of the path", format!("{inner}.*")),
+            format!("write {:?} to match a part of the path", format!("{unanchored_path}.*")),
         );
     }
 }

@@ -6,7 +6,7 @@ use leno_model::{
 };
 
 use super::suggestion::{existing_names, suggest_name};
-use super::{ObjectIndex, ServiceReference, WarningCollector, is_selected};
+use super::{ObjectIndex, ServiceReference, WarningCollector, selects_workload};
 
 impl ObjectIndex<'_> {
     pub(super) fn lint_ingress(
@@ -95,8 +95,8 @@ impl ObjectIndex<'_> {
         self.lint_groups(&policy.groups, collector);
     }
 
-    /// Warns about a backend without such a service, or without such a port of its workloads, which may differ from
-    /// the port of the service.
+    /// Warns about a backend whose service does not exist, or whose port is not a port of the service's workloads. The
+    /// ports of workloads may differ from those of the service.
     fn lint_ingress_port(
         &self,
         namespace: &Name,
@@ -115,7 +115,7 @@ impl ObjectIndex<'_> {
         self.lint_reference(&reference, collector);
         let Some(service) = self.services.get(&service) else { return };
         let mut workloads =
-            self.workloads.iter().filter(|workload| is_selected(service, workload)).peekable();
+            self.workloads.iter().filter(|workload| selects_workload(service, workload)).peekable();
         if workloads.peek().is_some() && !workloads.any(|workload| has_port(workload, backend.port))
         {
             collector.add_warning(
@@ -141,7 +141,7 @@ impl ObjectIndex<'_> {
                 && other_backends
                     .any(|opened| opened.service == backend.service && opened.port == backend.port)
         };
-        if let Some(first) = self
+        if let Some(preceding_policy) = self
             .ingress_policies
             .iter()
             .filter(opens_same_port)
@@ -149,7 +149,7 @@ impl ObjectIndex<'_> {
         {
             collector.add_warning(
                 format!("spec.backends[{index}]"),
-                format!("the {} opens this port and takes precedence", first.name),
+                format!("the {} opens this port and takes precedence", preceding_policy.name),
                 "merge the sources of both",
             );
         }

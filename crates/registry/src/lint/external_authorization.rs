@@ -1,11 +1,12 @@
-//! Warnings about checks of requests: check services, and claims of tokens.
+//! Warnings about checks of requests: references to check services, and rules on token claims without token
+//! verification.
 
 use leno_model::{
     CheckServiceAddress, PolicyAction, PolicyRule, PortCheck, RequestCheck, Service, ServicePolicy,
     ServicePort, TargetPort, TokenRequirement, Workload,
 };
 
-use super::{ObjectIndex, ServiceReference, WarningCollector, is_selected};
+use super::{ObjectIndex, ServiceReference, WarningCollector, selects_workload};
 
 impl ObjectIndex<'_> {
     /// Warns about a check service that does not exist, or that is a target of the policy itself.
@@ -20,14 +21,14 @@ impl ObjectIndex<'_> {
             }
             Some(RequestCheck::Tokens(_)) | None => None,
         };
-        let global = policy.rule.rate_limits().and_then(|limits| limits.global.as_deref());
-        let global = global.map(|limit| (&limit.check_service, "spec.global.service"));
-        for (check_service, field) in authorization.into_iter().chain(global) {
+        let global_limit = policy.rule.rate_limits().and_then(|limits| limits.global.as_deref());
+        let rate_limit = global_limit.map(|limit| (&limit.check_service, "spec.global.service"));
+        for (check_service, field) in authorization.into_iter().chain(rate_limit) {
             let CheckServiceAddress::Service { service, port } = &check_service.at else {
                 continue;
             };
             let (field, port) = (field.to_owned(), *port);
-            if policy.closeness(service, port).is_some() {
+            if policy.specificity_for(service, port).is_some() {
                 collector.add_warning(
                     field.clone(),
                     format!(
@@ -58,8 +59,9 @@ impl ObjectIndex<'_> {
         }
         let service_ports = || self.services.values().flat_map(|service| ports_of_service(service));
         let is_targeted = |(service, port): &(&Service, &ServicePort)| {
-            let mut selected = workloads.iter().filter(|workload| is_selected(service, workload));
-            selected.any(|workload| targets_allowed_port(port, workload, rule))
+            let mut selected_workloads =
+                workloads.iter().filter(|workload| selects_workload(service, workload));
+            selected_workloads.any(|workload| targets_allowed_port(port, workload, rule))
         };
         let token_requirement = |(service, port): (&Service, &ServicePort)| {
             let port_checks =
@@ -72,10 +74,10 @@ impl ObjectIndex<'_> {
         let field = format!("{field}.claims");
         match rule.action {
             PolicyAction::Deny => {
-                let unprotected = service_ports().filter(is_targeted).find(|service_port| {
+                let unprotected_port = service_ports().filter(is_targeted).find(|service_port| {
                     token_requirement(*service_port) != Some(TokenRequirement::Always)
                 });
-                let Some((service, port)) = unprotected else { return };
+                let Some((service, port)) = unprotected_port else { return };
                 collector.add_warning(
                     field,
                     format!(

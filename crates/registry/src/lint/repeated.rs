@@ -16,7 +16,7 @@ pub(super) struct RepeatedMatches<'a>(
     HashMap<(&'a ServiceName, NormalizedMatch<'a>), Vec<MatchingRule<'a>>>,
 );
 
-/// A route, and its first rule with a match.
+/// A route, and the index of its first rule with a match.
 type MatchingRule<'a> = (&'a HttpRoute, usize);
 
 /// A match in normalized form: the order of headers and parameters is irrelevant.
@@ -28,25 +28,25 @@ struct NormalizedMatch<'a> {
     query: Vec<FieldKey<'a>>,
 }
 
-/// A name, true for a regular expression, and a value.
+/// A header or parameter match: the name, true if the value is a regular expression, and the value.
 type FieldKey<'a> = (&'a str, bool, &'a str);
 
 impl<'a> NormalizedMatch<'a> {
     fn from_match(request: &'a RequestMatch) -> Self {
-        let keys = |fields: &'a [FieldMatch]| {
-            let key = |field: &'a FieldMatch| match &field.value {
+        let sorted_keys = |fields: &'a [FieldMatch]| {
+            let to_key = |field: &'a FieldMatch| match &field.value {
                 ValueMatch::Exact(value) => (&*field.name, false, &**value),
                 ValueMatch::Regex(value) => (&*field.name, true, &**value),
             };
-            let mut keys: Vec<FieldKey<'a>> = fields.iter().map(key).collect();
+            let mut keys: Vec<FieldKey<'a>> = fields.iter().map(to_key).collect();
             keys.sort_unstable();
             keys
         };
         Self {
             path: &request.path,
             methods: &request.methods,
-            headers: keys(&request.headers),
-            query: keys(&request.query),
+            headers: sorted_keys(&request.headers),
+            query: sorted_keys(&request.query),
         }
     }
 }
@@ -55,20 +55,20 @@ impl<'a> RepeatedMatches<'a> {
     pub(super) fn add_route(&mut self, route: &'a HttpRoute) {
         let services: BTreeSet<&ServiceName> =
             route.parents.iter().map(|parent| &parent.service).collect();
-        for (number, rule) in route.rules.iter().enumerate() {
+        for (rule_index, rule) in route.rules.iter().enumerate() {
             for request in rule.matches.iter().map(NormalizedMatch::from_match) {
                 for service in &services {
                     let rules = self.0.entry((*service, request.clone())).or_default();
                     // The first rule of each route suffices.
                     if rules.last().is_none_or(|(last, _)| !std::ptr::eq(*last, route)) {
-                        rules.push((route, number));
+                        rules.push((route, rule_index));
                     }
                 }
             }
         }
     }
 
-    /// Returns the first preceding route with such a match.
+    /// Returns the first route with this match that takes precedence over `route`, and the index of the rule.
     fn find_preceding(
         &self,
         route: &'a HttpRoute,
@@ -89,17 +89,21 @@ impl<'a> ObjectIndex<'a> {
             for (index, request) in rule.matches.iter().map(NormalizedMatch::from_match).enumerate()
             {
                 let preceding_rule =
-                    own_matches.get(&request).filter(|number| **number < rule_index);
-                let preceding_rule = preceding_rule.map(|number| format!("spec.rules[{number}]"));
+                    own_matches.get(&request).filter(|rule_number| **rule_number < rule_index);
+                let preceding_rule =
+                    preceding_rule.map(|rule_number| format!("spec.rules[{rule_number}]"));
                 let preceding_route = || {
-                    let (preceding_route, number) = self.matches.find_preceding(route, &request)?;
+                    let (preceding_route, rule_number) =
+                        self.matches.find_preceding(route, &request)?;
                     let (kind, name) = (preceding_route.kind.as_str(), &preceding_route.name);
-                    Some(format!("rules[{number}] of the {kind} {name}, which takes precedence,"))
+                    Some(format!(
+                        "rules[{rule_number}] of the {kind} {name}, which takes precedence,"
+                    ))
                 };
-                if let Some(first) = preceding_rule.or_else(preceding_route) {
+                if let Some(earlier_rule) = preceding_rule.or_else(preceding_route) {
                     collector.add_warning(
                         format!("spec.rules[{rule_index}].matches[{index}]"),
-                        format!("never applies: {first} matches the same requests"),
+                        format!("never applies: {earlier_rule} matches the same requests"),
                         "remove one of the two, or change its matches",
                     );
                 }
@@ -114,7 +118,7 @@ pub(super) fn lint_policy(policy: &ServicePolicy, collector: &mut WarningCollect
     let matches_all = |requests: &[RequestMatch], peers: usize| {
         peers == 0 && (requests.is_empty() || requests.contains(&RequestMatch::default()))
     };
-    let (first_match, count) = match &policy.rule {
+    let (first_catch_all, count) = match &policy.rule {
         ServiceRule::FaultInjection(rules) => {
             let first_index =
                 rules.iter().position(|rule| matches_all(&rule.requests, rule.peers.len()));
@@ -128,7 +132,7 @@ pub(super) fn lint_policy(policy: &ServicePolicy, collector: &mut WarningCollect
         }
         _ => (None, 0),
     };
-    let Some(first_index) = first_match else { return };
+    let Some(first_index) = first_catch_all else { return };
     for index in first_index + 1..count {
         collector.add_warning(
             format!("spec.rules[{index}]"),
@@ -141,9 +145,11 @@ pub(super) fn lint_policy(policy: &ServicePolicy, collector: &mut WarningCollect
 /// Warns about lane rules after a rule that matches every request.
 pub(super) fn lint_lane(lane: &Lane, collector: &mut WarningCollector<'_>) {
     let mut rules: Vec<&LaneRule> = lane.rules.iter().collect();
-    rules.sort_by_key(|rule| Reverse(rule.precedence));
+    rules.sort_by_key(|rule| Reverse(rule.priority));
     let mut rules = rules.into_iter();
-    let Some(catch_all) = rules.find(|rule| rule.matches == TagMatch::default()) else { return };
+    let Some(catch_all) = rules.find(|rule| rule.request_match == TagMatch::default()) else {
+        return;
+    };
     for rule in rules {
         collector.add_warning(
             format!("spec.rules[{}]", rule.origin.index),

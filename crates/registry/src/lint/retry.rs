@@ -1,8 +1,8 @@
 //! Warnings about retry policies: references, and policies that take precedence.
 
-use leno_model::{NoEffect, NoEffectCause, RetryPolicy, ServiceName, no_requests};
+use leno_model::{NoEffect, NoEffectCause, RetryPolicy, ServiceName, describe_tcp_only_services};
 
-use super::service_policy::idle_hint;
+use super::service_policy::no_effect_hint;
 use super::suggestion::{existing_names, suggest_name};
 use super::{ObjectIndex, ServiceReference, WarningCollector};
 
@@ -31,12 +31,15 @@ impl ObjectIndex<'_> {
                     && other.precedence() < policy.precedence()
                     && other.services.contains(service)
             };
-            if let Some(first) =
+            if let Some(preceding_policy) =
                 self.retries.iter().filter(takes_precedence).min_by_key(|other| other.precedence())
             {
                 collector.add_warning(
                     field,
-                    format!("has no effect: Retry {} applies to the same requests", first.name),
+                    format!(
+                        "has no effect: Retry {} applies to the same requests",
+                        preceding_policy.name
+                    ),
                     "remove one of the two",
                 );
             }
@@ -45,16 +48,20 @@ impl ObjectIndex<'_> {
         if policy.services.iter().all(is_opaque) {
             collector.add_warning(
                 "spec.destinations".to_owned(),
-                format!("has no effect: {}", no_requests(&policy.services)),
+                format!("has no effect: {}", describe_tcp_only_services(&policy.services)),
                 "name a service with a port that speaks HTTP, or remove the policy",
             );
         }
-        if let Some(idle) = self.idle_retry(policy)
-            && !matches!(idle.cause, NoEffectCause::NoRequests(..))
+        if let Some(no_effect) = self.find_ineffective_retry(policy)
+            && !matches!(no_effect.cause, NoEffectCause::NoRequests(..))
         {
-            let index = policy.services.iter().position(|service| *service == idle.service);
+            let index = policy.services.iter().position(|service| *service == no_effect.service);
             let field = format!("spec.destinations[{}]", index.unwrap_or_default());
-            collector.add_warning(field, format!("has no effect: {idle}"), idle_hint(&idle));
+            collector.add_warning(
+                field,
+                format!("has no effect: {no_effect}"),
+                no_effect_hint(&no_effect),
+            );
         }
         if policy.rule.attempts == 0 {
             collector.add_warning(
@@ -65,12 +72,12 @@ impl ObjectIndex<'_> {
         }
     }
 
-    /// Returns the reason that a policy has no effect on any port of its services; a reason about routes
-    /// precedes one about ports.
-    fn idle_retry(&self, policy: &RetryPolicy) -> Option<NoEffect> {
+    /// Returns the reason that a policy has no effect on any port of its services; `None` if it has an effect. A reason
+    /// about routes takes precedence over one about ports.
+    fn find_ineffective_retry(&self, policy: &RetryPolicy) -> Option<NoEffect> {
         let services = policy.services.iter().filter_map(|service| self.services.get(service));
         let ports = services
             .flat_map(|service| service.ports.iter().map(|port| (&service.name, port.port)));
-        NoEffect::of_all_retries(ports, self)
+        NoEffect::detect_for_retry_policy(ports, self)
     }
 }

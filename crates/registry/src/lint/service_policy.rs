@@ -7,7 +7,7 @@ use leno_model::{
 };
 
 use super::suggestion::{existing_names, suggest_name};
-use super::{ObjectIndex, ServiceReference, WarningCollector, is_selected};
+use super::{ObjectIndex, ServiceReference, WarningCollector, selects_workload};
 
 impl ObjectIndex<'_> {
     pub(super) fn lint_service_policy(
@@ -35,7 +35,7 @@ impl ObjectIndex<'_> {
         self.lint_check_service(policy, collector);
     }
 
-    /// Warns about a connection limit on ports that carry only requests over links.
+    /// Warns about a connection limit that has no effect: all its ports carry requests, which share links.
     fn lint_connections(&self, policy: &ServicePolicy, collector: &mut WarningCollector<'_>) {
         let has_breaker_limit =
             policy.rule.circuit_breaker().is_some_and(|rule| rule.limits.connections.is_some());
@@ -44,14 +44,14 @@ impl ObjectIndex<'_> {
         if !has_breaker_limit && !has_rate_limit {
             return;
         }
-        let affected = self.services.iter().flat_map(|(name, service)| {
+        let affected_ports = self.services.iter().flat_map(|(name, service)| {
             let ports = service.ports.iter();
-            let affected = ports.filter(|port| policy.closeness(name, port.port).is_some());
-            affected.map(|port| (*service, port))
+            let targets = ports.filter(|port| policy.specificity_for(name, port.port).is_some());
+            targets.map(|port| (*service, port))
         });
-        let affected: Vec<(&Service, &ServicePort)> = affected.collect();
-        if affected.is_empty()
-            || affected.iter().any(|(service, port)| self.may_be_opaque(service, port))
+        let affected_ports: Vec<(&Service, &ServicePort)> = affected_ports.collect();
+        if affected_ports.is_empty()
+            || affected_ports.iter().any(|(service, port)| self.may_be_opaque(service, port))
         {
             return;
         }
@@ -96,16 +96,16 @@ impl ObjectIndex<'_> {
             return port.protocol;
         }
         let selected_workloads =
-            self.workloads.iter().filter(|workload| is_selected(service, workload));
-        let mut declared =
-            selected_workloads.flat_map(|workload| &workload.ports).filter(|declared| match &port
-                .target
-            {
-                TargetPort::Number(number) => declared.port == *number,
-                TargetPort::Name(name) => declared.name.as_ref() == Some(name),
+            self.workloads.iter().filter(|workload| selects_workload(service, workload));
+        let mut declared_ports =
+            selected_workloads.flat_map(|workload| &workload.ports).filter(|workload_port| {
+                match &port.target {
+                    TargetPort::Number(number) => workload_port.port == *number,
+                    TargetPort::Name(name) => workload_port.name.as_ref() == Some(name),
+                }
             });
-        let first_protocol = declared.next().map(|port| port.protocol)?;
-        declared.all(|port| port.protocol == first_protocol).then_some(first_protocol)
+        let first_protocol = declared_ports.next().map(|port| port.protocol)?;
+        declared_ports.all(|port| port.protocol == first_protocol).then_some(first_protocol)
     }
 
     /// Warns about the rules of a policy that apply to services by name, for services that do not exist.
@@ -141,10 +141,10 @@ impl ObjectIndex<'_> {
                 format!("has no effect: {winner} takes precedence at all of its targets"),
                 "attach it to other services or ports, or remove one of the two",
             ),
-            ConflictStatus::NoEffect(idle) => collector.add_warning(
-                target_field(policy, &idle.service),
-                format!("{}: {idle}", idle_problem(&idle)),
-                idle_hint(&idle),
+            ConflictStatus::NoEffect(no_effect) => collector.add_warning(
+                target_field(policy, &no_effect.service),
+                format!("{}: {no_effect}", no_effect_problem(&no_effect)),
+                no_effect_hint(&no_effect),
             ),
             ConflictStatus::InForce | ConflictStatus::NoTarget => {}
         }
@@ -165,17 +165,17 @@ impl<'a> PolicyContext<'a> for ObjectIndex<'a> {
             self.gateway_tcp_routes.iter().copied().filter(|route| has_parent(&route.parents));
         let tls = self.tls_routes.iter().copied().filter(|route| has_parent(&route.parents));
         let splits = self.splits.iter().copied().filter(|split| split.root.service == *service);
-        let attached = AttachedRoutes {
+        let attached_routes = AttachedRoutes {
             requests: requests.collect(),
             tcp: tcp.collect(),
             tls: tls.collect(),
             splits: splits.collect(),
         };
         let is_opaque = self.is_opaque(service, port);
-        attached.compute_destinations(service, port, is_opaque, |(kind, name), to| {
-            let is_permitted_by =
+        attached_routes.compute_destinations(service, port, is_opaque, |(kind, name), to| {
+            let permits_destination =
                 |grant: &&ReferenceGrant| grant.permits_route(kind, &name.namespace, to);
-            name.namespace == to.namespace || self.grants.iter().any(is_permitted_by)
+            name.namespace == to.namespace || self.grants.iter().any(permits_destination)
         })
     }
 
@@ -186,11 +186,11 @@ impl<'a> PolicyContext<'a> for ObjectIndex<'a> {
             return false;
         };
         let workloads =
-            self.workloads.iter().filter(|workload| is_selected(service_object, workload));
+            self.workloads.iter().filter(|workload| selects_workload(service_object, workload));
         workloads.into_iter().any(|workload| {
             let number = port.target.number_at(workload);
             let other_services = self.services.values().filter(|other| other.name != *service);
-            let other_services = other_services.filter(|other| is_selected(other, workload));
+            let other_services = other_services.filter(|other| selects_workload(other, workload));
             let mut ports = other_services.flat_map(|other| &other.ports);
             ports.any(|port| port.target.number_at(workload) == number)
         })
@@ -226,9 +226,11 @@ impl ObjectIndex<'_> {
 
     /// True if the server conventionally speaks first on this port and no policy needs HTTP parsing.
     fn is_opaque_by_convention(&self, service: &ServiceName, port: &ServicePort) -> bool {
-        let attached =
-            self.policies.iter().filter(|policy| policy.closeness(service, port.port).is_some());
-        let mut needs = attached.map(|policy| policy.rule.request_need());
+        let attached_policies = self
+            .policies
+            .iter()
+            .filter(|policy| policy.specificity_for(service, port.port).is_some());
+        let mut needs = attached_policies.map(|policy| policy.rule.request_need());
         let needs_requests = |policy: &&AccessPolicy| {
             let mut rules = policy.rules.iter();
             rules.any(|rule| rule.request_need() != RequestNeed::None)
@@ -238,7 +240,7 @@ impl ObjectIndex<'_> {
             && !self.access_policies.iter().any(needs_requests)
     }
 
-    /// True if all ports of a service carry TCP.
+    /// True if the service has ports and all of them are opaque; see [`Self::is_opaque`].
     pub(super) fn is_opaque_at_each_port(&self, service: &ServiceName) -> bool {
         let service_object = self.services.get(service).filter(|service| !service.ports.is_empty());
         service_object.is_some_and(|object| {
@@ -255,8 +257,8 @@ impl ObjectIndex<'_> {
             || backends.any(|backend| backend.service == *service && backend.port == port)
     }
 
-    /// True if a workload behind the port declares another protocol than TCP, or another service targets the
-    /// same workload port with another protocol.
+    /// True if a workload behind the port may parse its requests: it declares another protocol than TCP, or a service
+    /// targets the same workload port with another protocol.
     fn applications_see_requests(&self, service: &ServiceName, port: u16) -> bool {
         let service_object = self.services.get(service);
         let Some((service_object, port)) = service_object.and_then(|object| {
@@ -265,10 +267,10 @@ impl ObjectIndex<'_> {
         }) else {
             return false;
         };
-        self.workloads.iter().filter(|workload| is_selected(service_object, workload)).any(
+        self.workloads.iter().filter(|workload| selects_workload(service_object, workload)).any(
             |workload| {
                 let other_ports =
-                    self.services.values().filter(|other| is_selected(other, workload));
+                    self.services.values().filter(|other| selects_workload(other, workload));
                 let other_ports = other_ports
                     .flat_map(|other| other.ports.iter().map(|port| (&other.name, port)));
                 let parsed = other_ports.filter(|(name, port)| !self.is_opaque(name, port.port));
@@ -295,8 +297,8 @@ fn target_path(kind: ServicePolicyKind, index: usize) -> String {
 }
 
 /// Returns the problem of a policy without effect.
-fn idle_problem(idle: &NoEffect) -> &'static str {
-    match idle.cause {
+fn no_effect_problem(no_effect: &NoEffect) -> &'static str {
+    match no_effect.cause {
         NoEffectCause::NoRequests(_, PolicySide::Server) => {
             "has no effect except to reject connections with HTTP"
         }
@@ -305,9 +307,9 @@ fn idle_problem(idle: &NoEffect) -> &'static str {
 }
 
 /// Returns the hint: the change that gives a policy an effect, or its deletion.
-pub(super) fn idle_hint(idle: &NoEffect) -> String {
-    let other_services: Vec<String> = idle.others.iter().map(ToString::to_string).collect();
-    match idle.cause {
+pub(super) fn no_effect_hint(no_effect: &NoEffect) -> String {
+    let other_services: Vec<String> = no_effect.others.iter().map(ToString::to_string).collect();
+    match no_effect.cause {
         NoEffectCause::NoTraffic => {
             "attach it to the service that receives the requests".to_owned()
         }

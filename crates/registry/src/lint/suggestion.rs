@@ -2,7 +2,7 @@
 
 use leno_model::Name;
 
-use crate::suggest::{closest_word, one_of};
+use crate::suggest::{closest_word, join_with_or};
 
 /// The name of an existing object.
 pub(super) struct ExistingObject<'a> {
@@ -47,11 +47,11 @@ pub(super) fn suggest_name<'a>(
             let listed = namespaces.get(..namespaces.len().min(MAX_NAMESPACES)).unwrap_or_default();
             format!(
                 "there is one in each of the namespaces {}: use one of them",
-                one_of(listed).replace(" or ", " and ")
+                join_with_or(listed).replace(" or ", " and ")
             )
         }
     }
 }
 
-/// Limit of the namespaces that a hint lists.
+/// Maximum number of namespaces that a hint lists.
 const MAX_NAMESPACES: usize = 5;

@@ -7,8 +7,8 @@ use leno_model::{
     TagRoute, TagRules, TagScope, TagSet, TagValue, Workload,
 };
 
-use super::service_policy::idle_hint;
-use super::{ObjectIndex, ServiceReference, WarningCollector, is_selected};
+use super::service_policy::no_effect_hint;
+use super::{ObjectIndex, ServiceReference, WarningCollector, selects_workload};
 
 impl ObjectIndex<'_> {
     pub(super) fn lint_tag_route(&self, route: &TagRoute, collector: &mut WarningCollector<'_>) {
@@ -40,11 +40,11 @@ impl ObjectIndex<'_> {
         collector: &mut WarningCollector<'_>,
     ) {
         for (scope, rules) in &rule.entries {
-            let first = self.sermant_scopes.get(scope).filter(|first| ***first != rule.name);
-            if let Some(first) = first {
+            let preceding_rule = self.sermant_scopes.get(scope).filter(|name| ***name != rule.name);
+            if let Some(preceding_rule) = preceding_rule {
                 collector.add_warning(
                     "spec.key".to_owned(),
-                    format!("the SermantRouteRule {first} also has this key, and takes precedence"),
+                    format!("the SermantRouteRule {preceding_rule} also has this key, and takes precedence"),
                     "keep one: a configuration center has one value per key",
                 );
             }
@@ -87,7 +87,7 @@ impl ObjectIndex<'_> {
         self.lint_effects("spec.service", &[(&scope, marks)], collector);
     }
 
-    /// Warns about rules that have an effect on none of their ports.
+    /// Warns if the rules have no effect on any port of their scopes.
     fn lint_effects(
         &self,
         field: &str,
@@ -96,8 +96,8 @@ impl ObjectIndex<'_> {
     ) {
         let mut first_no_effect = None;
         for (scope, effects) in entries.iter().filter(|(_, effects)| !effects.is_none()) {
-            for (service, port) in self.ports_of(scope) {
-                match NoEffect::of_tags(*effects, service, port, self) {
+            for (service, port) in self.ports_in_scope(scope) {
+                match NoEffect::detect_for_tags(*effects, service, port, self) {
                     Some(no_effect) => first_no_effect = first_no_effect.or(Some(no_effect)),
                     None => return,
                 }
@@ -107,14 +107,14 @@ impl ObjectIndex<'_> {
             collector.add_warning(
                 field.to_owned(),
                 format!("has no effect: {no_effect}"),
-                idle_hint(&no_effect),
+                no_effect_hint(&no_effect),
             );
         }
     }
 
     /// Returns the ports that tag rules apply to.
-    fn ports_of(&self, scope: &TagScope) -> impl Iterator<Item = (&ServiceName, u16)> {
-        let is_for = move |service: &&&Service| match scope {
+    fn ports_in_scope(&self, scope: &TagScope) -> impl Iterator<Item = (&ServiceName, u16)> {
+        let is_in_scope = move |service: &&&Service| match scope {
             TagScope::Service(only_service, _) => service.name == *only_service,
             TagScope::Namespace(namespace) => service.name.namespace == *namespace,
             TagScope::Mesh => true,
@@ -123,7 +123,7 @@ impl ObjectIndex<'_> {
             TagScope::Service(_, port) => *port,
             TagScope::Namespace(_) | TagScope::Mesh => None,
         };
-        let services = self.services.values().filter(is_for);
+        let services = self.services.values().filter(is_in_scope);
         let ports = services
             .flat_map(|service| service.ports.iter().map(|port| (&service.name, port.port)));
         ports.filter(move |(_, port)| only_port.is_none_or(|only_port| only_port == *port))
@@ -140,7 +140,7 @@ impl ObjectIndex<'_> {
         let TagScope::Service(service, _) = scope else { return };
         let Some(service) = self.services.get(service) else { return };
         let workloads =
-            self.workloads.iter().copied().filter(|workload| is_selected(service, workload));
+            self.workloads.iter().copied().filter(|workload| selects_workload(service, workload));
         let workloads: Vec<&Workload> = workloads.collect();
         if workloads.is_empty() {
             return;
@@ -163,20 +163,20 @@ impl ObjectIndex<'_> {
 
 fn has_tags(set: &TagSet, workload: &Workload) -> bool {
     let has_tag = |(name, value): (&String, &TagValue)| match value {
-        TagValue::Is(value) => workload.labels.get(name) == Some(value),
-        TagValue::Callers => true,
+        TagValue::Exact(value) => workload.labels.get(name) == Some(value),
+        TagValue::SameAsCaller => true,
     };
     match set {
         TagSet::All(tags) => tags.iter().all(has_tag),
         TagSet::Any(tags) => tags.iter().any(has_tag),
-        TagSet::Default | TagSet::Every => true,
+        TagSet::Default | TagSet::AllInstances => true,
     }
 }
 
 /// Warns about rules after a rule that matches every request of every client.
 fn lint_shadowed(rules: &TagRules, collector: &mut WarningCollector<'_>) {
     let matches_all = |rule: &leno_model::TagRule| {
-        rule.matches == TagMatch::default() && rule.from == CallerMatch::default()
+        rule.request_match == TagMatch::default() && rule.from == CallerMatch::default()
     };
     let Some(index) = rules.rules.iter().position(matches_all) else { return };
     let Some(catch_all) = rules.rules.get(index) else { return };

@@ -6,7 +6,7 @@ use leno_model::{
 
 use super::suggestion::{existing_names, suggest_name};
 use super::{ObjectIndex, ServiceReference, WarningCollector};
-use crate::suggest::one_of;
+use crate::suggest::join_with_or;
 
 impl ObjectIndex<'_> {
     pub(super) fn lint_split(&self, split: &TrafficSplit, collector: &mut WarningCollector<'_>) {
@@ -34,7 +34,7 @@ impl ObjectIndex<'_> {
         self.lint_reference(&reference, collector);
     }
 
-    /// Warns about backends without a port of the root: a request is forwarded to the port number on which it
+    /// Warns about a backend that lacks a port of the root: requests are forwarded to the port number on which they
     /// arrived.
     fn lint_split_ports(
         &self,
@@ -43,11 +43,12 @@ impl ObjectIndex<'_> {
         backend: &SplitBackend,
         collector: &mut WarningCollector<'_>,
     ) {
-        let numbers = |name| {
+        let port_numbers = |name| {
             let service = self.services.get(name)?;
             Some(service.ports.iter().map(|port| port.port).collect::<Vec<u16>>())
         };
-        let (Some(root_ports), Some(backend_ports)) = (numbers(root), numbers(&backend.service))
+        let (Some(root_ports), Some(backend_ports)) =
+            (port_numbers(root), port_numbers(&backend.service))
         else {
             return;
         };
@@ -61,7 +62,7 @@ impl ObjectIndex<'_> {
                      500",
                     backend.service
                 ),
-                format!("give it the ports of the root: {}", one_of(&root_port_texts)),
+                format!("give it the ports of the root: {}", join_with_or(&root_port_texts)),
             );
         }
     }
@@ -129,20 +130,20 @@ impl ObjectIndex<'_> {
                 );
             }
         }
-        let unrestricted = self.splits.iter().filter(|other| {
+        let unrestricted_splits = self.splits.iter().filter(|other| {
             other.groups.is_none()
                 && other.root.service == *root
                 && other.precedence() < split.precedence()
         });
-        if let Some(first) = unrestricted.min_by_key(|other| other.precedence())
+        if let Some(preceding_split) = unrestricted_splits.min_by_key(|other| other.precedence())
             && split.groups.is_none()
         {
             collector.add_warning(
                 "spec.service".to_owned(),
                 format!(
                     "the TrafficSplit {} is for the same service and {}, so this one has no effect",
-                    first.name,
-                    precedence_reason(first.created, split.created)
+                    preceding_split.name,
+                    precedence_reason(preceding_split.created, split.created)
                 ),
                 "remove one of the two, or restrict this one with `matches`",
             );

@@ -11,12 +11,12 @@ use leno_registry::{lint_objects, read_str};
 
 use crate::service_policies::{check_group_rejections, read_policy};
 
-const fn secs(seconds: u64) -> Duration {
+const fn from_seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-const fn too_many_share(share_ppm: u32) -> FailureThreshold {
-    FailureThreshold { share_ppm: Some(share_ppm), number: None }
+const fn threshold_of_share(share_ppm: u32) -> FailureThreshold {
+    FailureThreshold { share_ppm: Some(share_ppm), count: None }
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn a_circuit_breaker_is_read_with_all_fields() {
         pending: Some(20),
         retries: Some(10),
     };
-    assert_eq!((rule.limits, rule.connect_timeout), (limits, Some(secs(2))));
+    assert_eq!((rule.limits, rule.connect_timeout), (limits, Some(from_seconds(2))));
     let trip = TripConditions {
         failures: FailureClasses {
             connect: true,
@@ -38,13 +38,16 @@ fn a_circuit_breaker_is_read_with_all_fields() {
             server_errors: true,
             ..FailureClasses::default()
         },
-        window: secs(10),
+        window: from_seconds(10),
         buckets: 10,
         requests_min: 20,
-        failed: too_many_share(500_000),
+        failure_threshold: threshold_of_share(500_000),
         consecutive_failures: None,
-        slow: Some(SlowRequests { threshold: secs(3), too_many: too_many_share(800_000) }),
-        open_duration: secs(30),
+        slow: Some(SlowRequests {
+            min_duration: from_seconds(3),
+            threshold: threshold_of_share(800_000),
+        }),
+        open_duration: from_seconds(30),
         half_open_requests: 3,
     };
     assert_eq!(rule.trip, Some(trip));
@@ -62,14 +65,17 @@ fn present_fields_replace_the_defaults() {
         let ServiceRule::CircuitBreaker(rule) = policy.rule else { panic!() };
         rule.trip.unwrap()
     };
-    assert_eq!(trip("{}").failed, too_many_share(500_000));
+    assert_eq!(trip("{}").failure_threshold, threshold_of_share(500_000));
     let conditions = trip("{consecutiveFailures: 3}");
     assert_eq!(
-        (conditions.failed, conditions.consecutive_failures),
+        (conditions.failure_threshold, conditions.consecutive_failures),
         (FailureThreshold::default(), Some(3))
     );
-    assert_eq!(trip("{slow: {threshold: 1s}}").failed, FailureThreshold::default());
-    assert_eq!(trip("{slow: {threshold: 1s}, percent: 10}").failed, too_many_share(100_000));
+    assert_eq!(trip("{slow: {threshold: 1s}}").failure_threshold, FailureThreshold::default());
+    assert_eq!(
+        trip("{slow: {threshold: 1s}, percent: 10}").failure_threshold,
+        threshold_of_share(100_000)
+    );
 }
 
 #[test]
@@ -100,13 +106,22 @@ spec:
         assert_eq!(targets[0].service.to_string(), "stock/stock");
         let rule = policy.rule.circuit_breaker().expect("it bounds something");
         let limits = CircuitLimits { requests: Some(7), retries: Some(0), ..Default::default() };
-        assert_eq!((rule.limits, rule.connect_timeout), (limits, Some(secs(2))));
+        assert_eq!((rule.limits, rule.connect_timeout), (limits, Some(from_seconds(2))));
         let trip = rule.trip.as_ref().unwrap();
-        assert_eq!((trip.window, trip.buckets, trip.open_duration), (secs(60), 60, secs(20)));
+        assert_eq!(
+            (trip.window, trip.buckets, trip.open_duration),
+            (from_seconds(60), 60, from_seconds(20))
+        );
         assert_eq!(trip.requests_min, 50);
-        assert_eq!(trip.failed, FailureThreshold { share_ppm: Some(305_000), number: Some(9) });
-        let too_many = FailureThreshold { share_ppm: None, number: Some(4) };
-        assert_eq!(trip.slow, Some(SlowRequests { threshold: secs(5), too_many }));
+        assert_eq!(
+            trip.failure_threshold,
+            FailureThreshold { share_ppm: Some(305_000), count: Some(9) }
+        );
+        let too_many = FailureThreshold { share_ppm: None, count: Some(4) };
+        assert_eq!(
+            trip.slow,
+            Some(SlowRequests { min_duration: from_seconds(5), threshold: too_many })
+        );
         assert_eq!(rule.response.status, Some(409));
         assert_eq!(rule.response.body.as_deref(), Some("Coming soon ..."));
     }

@@ -222,11 +222,10 @@ fn the_line_of_a_warning_is_that_of_its_field() {
     source.reload();
     let warnings = source.lint_warnings();
     let line_of = |field: &str, word: &str| {
-        let mut found = warnings.iter();
-        let found = found.find(|warning| {
+        let warning = warnings.iter().find(|warning| {
             warning.at.field.as_deref() == Some(field) && warning.problem.contains(word)
         });
-        found.expect(field).at.line.unwrap() as usize
+        warning.expect(field).at.line.unwrap() as usize
     };
     let line_with =
         |text: &str| 1 + MESH_WITH_MISTAKES.lines().position(|line| line.contains(text)).unwrap();

@@ -282,7 +282,7 @@ fn the_most_specific_setting_takes_precedence() {
              metadata: {{name: a, namespace: {namespace}}}\n{workload_fields}"
         );
         assert_eq!(
-            config.mode_of(&only!(Workload, &text)),
+            config.default_policy_of(&only!(Workload, &text)),
             expected,
             "{namespace} {workload_fields}"
         );
@@ -317,8 +317,12 @@ fn the_floor_overrules_settings_of_workloads() {
              metadata: {{name: a, namespace: {namespace}}}\nspec: {workload_spec}"
         );
         let workload = only!(Workload, &text);
-        assert_eq!(config.mode_of(&workload), default_policy, "{namespace} {workload_spec}");
-        assert_eq!(config.plaintext_of(&workload), mtls, "{namespace} {workload_spec}");
+        assert_eq!(
+            config.default_policy_of(&workload),
+            default_policy,
+            "{namespace} {workload_spec}"
+        );
+        assert_eq!(config.mtls_mode_of(&workload), mtls, "{namespace} {workload_spec}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Tests of file changes: the difference is reported, and the last good state stays in force.
+//! Tests of file changes: the differences are reported, and the last valid version of each object stays active.
 
 use std::fs;
 use std::os::unix::fs::symlink;

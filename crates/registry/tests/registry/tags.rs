@@ -25,9 +25,9 @@ fn rules_are_sorted_by_precedence() {
     let text = page_examples("tag-route.md").remove(0);
     let (objects, _) = read_str("f.yaml", &text);
     let Some((Object::TagRoute(route), _)) = objects.first() else { panic!("{objects:?}") };
-    let rules = route.rules.rules.iter().map(|rule| (rule.precedence, rule.origin.index));
+    let rules = route.rules.rules.iter().map(|rule| (rule.priority, rule.origin.index));
     assert_eq!(rules.collect::<Vec<_>>(), [(20, 0), (10, 1)]);
-    assert_eq!(route.rules.by_caller.len(), 1);
+    assert_eq!(route.rules.caller_rules.len(), 1);
     assert_eq!(route.scope, TagScope::Service("shop/orders".parse().unwrap(), None));
 }
 

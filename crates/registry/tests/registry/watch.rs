@@ -22,36 +22,36 @@ fn service_manifest(name: &str, port: u16) -> String {
 /// The receiving end of a watch.
 struct WatchFixture {
     updates: Receiver<RegistryUpdate>,
-    demand: Arc<Notify>,
+    reload_requests: Arc<Notify>,
 }
 
 impl WatchFixture {
     /// Returns the next update. The timeout makes the test fail instead of hanging.
-    async fn next(&mut self) -> RegistryUpdate {
+    async fn next_update(&mut self) -> RegistryUpdate {
         let update = tokio::time::timeout(Duration::from_secs(20), self.updates.recv());
-        update.await.expect("an update comes").expect("the watch goes on")
+        update.await.expect("an update is sent").expect("the watch continues")
     }
 
     /// Waits until a service has this port; updates before that may be partial.
     async fn wait_for_port(&mut self, name: &str, port: u16) {
         loop {
-            let update = self.next().await;
-            let found = update.changes.iter().any(|change| match change {
+            let update = self.next_update().await;
+            let has_port = update.changes.iter().any(|change| match change {
                 Change::Upsert(leno_model::Object::Service(service)) => {
                     service.name.name.as_str() == name && service.ports[0].port == port
                 }
                 _ => false,
             });
-            if found {
+            if has_port {
                 return;
             }
         }
     }
 
-    /// Waits until a problem is reported; one object stays in force meanwhile.
-    async fn expect_kept(&mut self, problem: &str) {
+    /// Waits until this problem is reported, and checks that one object is still active.
+    async fn wait_for_problem_with_active_object(&mut self, problem: &str) {
         loop {
-            let update = self.next().await;
+            let update = self.next_update().await;
             assert_eq!(update.objects, 1, "{update:?}");
             if update.rejected.iter().any(|rejected| rejected.problem.contains(problem)) {
                 return;
@@ -60,8 +60,8 @@ impl WatchFixture {
     }
 
     /// Waits until no object is left.
-    async fn expect_nothing(&mut self) {
-        while self.next().await.objects > 0 {}
+    async fn wait_until_empty(&mut self) {
+        while self.next_update().await.objects > 0 {}
     }
 }
 
@@ -69,10 +69,10 @@ impl WatchFixture {
 fn run<F: Future<Output = ()>>(paths: Vec<PathBuf>, scenario: impl FnOnce(WatchFixture) -> F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let (sender, updates) = channel(4);
-    let demand = Arc::new(Notify::new());
-    let watching = watch_source(FileSource::new(paths), sender, Arc::clone(&demand));
+    let reload_requests = Arc::new(Notify::new());
+    let watching = watch_source(FileSource::new(paths), sender, Arc::clone(&reload_requests));
     let watch_and_scenario =
-        async { tokio::join!(watching, scenario(WatchFixture { updates, demand })) };
+        async { tokio::join!(watching, scenario(WatchFixture { updates, reload_requests })) };
     let (result, ()): (Result<(), WatchError>, ()) = runtime.block_on(watch_and_scenario);
     result.unwrap();
 }
@@ -89,7 +89,11 @@ fn written_renamed_and_removed_files_are_noticed() {
     let dir = tempfile::tempdir().unwrap();
     let path_of = |name: &str| dir.path().join(name);
     run(vec![dir.path().to_owned()], async |mut watched: WatchFixture| {
-        assert_eq!(watched.next().await, RegistryUpdate::default(), "the first is always sent");
+        assert_eq!(
+            watched.next_update().await,
+            RegistryUpdate::default(),
+            "the first update is always sent"
+        );
         fs::write(path_of("a.yaml"), service_manifest("a", 1)).unwrap();
         watched.wait_for_port("a", 1).await;
         save_by_rename(&path_of("a.yaml"), &service_manifest("a", 2));
@@ -101,7 +105,7 @@ fn written_renamed_and_removed_files_are_noticed() {
         watched.wait_for_port("b", 2).await;
         fs::remove_dir_all(path_of("below")).unwrap();
         fs::remove_file(path_of("a.yaml")).unwrap();
-        watched.expect_nothing().await;
+        watched.wait_until_empty().await;
     });
 }
 
@@ -113,7 +117,7 @@ fn an_emptied_file_is_noticed() {
     run(vec![file.clone()], async |mut watched: WatchFixture| {
         watched.wait_for_port("a", 1).await;
         fs::write(&file, "").unwrap();
-        watched.expect_nothing().await;
+        watched.wait_until_empty().await;
         fs::write(&file, service_manifest("a", 2)).unwrap();
         watched.wait_for_port("a", 2).await;
     });
@@ -125,14 +129,14 @@ fn a_file_and_its_directory_are_noticed_when_created_and_removed() {
     let parent = dir.path().join("house");
     let file = parent.join("room/mesh.yaml");
     run(vec![file.clone()], async |mut watched: WatchFixture| {
-        assert_eq!(watched.next().await.rejected.len(), 1);
+        assert_eq!(watched.next_update().await.rejected.len(), 1);
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         save_by_rename(&file, &service_manifest("a", 1));
         watched.wait_for_port("a", 1).await;
         save_by_rename(&file, &service_manifest("a", 2));
         watched.wait_for_port("a", 2).await;
         fs::remove_dir_all(&parent).unwrap();
-        watched.expect_kept("does not exist").await;
+        watched.wait_for_problem_with_active_object("does not exist").await;
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(&file, service_manifest("a", 3)).unwrap();
         watched.wait_for_port("a", 3).await;
@@ -148,14 +152,18 @@ fn objects_of_a_missing_or_replaced_directory_stay() {
     run(vec![path_of("live")], async |mut watched: WatchFixture| {
         watched.wait_for_port("a", 1).await;
         fs::rename(path_of("live"), path_of("away")).unwrap();
-        watched.expect_kept("does not exist").await;
+        watched.wait_for_problem_with_active_object("does not exist").await;
         fs::create_dir(path_of("live")).unwrap();
-        watched.expect_kept("is empty, and is not the directory that was read before").await;
+        watched
+            .wait_for_problem_with_active_object(
+                "is empty, and is not the directory that was read before",
+            )
+            .await;
         fs::create_dir(path_of("live/.git")).unwrap();
         fs::write(path_of("live/a.yaml"), service_manifest("a", 2)).unwrap();
         watched.wait_for_port("a", 2).await;
         fs::remove_file(path_of("live/a.yaml")).unwrap();
-        watched.expect_nothing().await;
+        watched.wait_until_empty().await;
     });
 }
 
@@ -184,7 +192,7 @@ fn switch_releases(source_path: &str, links: &[(&str, &str)]) {
         watched.wait_for_port("a", 2).await;
         fs::remove_dir_all(path_of("releases/v1")).unwrap();
         fs::remove_file(path_of("current")).unwrap();
-        watched.expect_kept("").await;
+        watched.wait_for_problem_with_active_object("").await;
         switch("v3");
         watched.wait_for_port("a", 3).await;
         fs::write(path_of("releases/v3/mesh/a.yaml"), service_manifest("a", 4)).unwrap();
@@ -270,10 +278,10 @@ fn rejections_are_reported_and_requested_reloads_are_sent() {
     run(vec![file.clone()], async |mut watched: WatchFixture| {
         watched.wait_for_port("a", 1).await;
         save_by_rename(&file, &service_manifest("a", 0));
-        let update = watched.next().await;
+        let update = watched.next_update().await;
         assert_eq!((update.changes.len(), update.rejected.len()), (0, 1));
-        watched.demand.notify_one();
-        let update = watched.next().await;
+        watched.reload_requests.notify_one();
+        let update = watched.next_update().await;
         assert_eq!((update.changes.len(), update.rejected.len()), (0, 1));
     });
 }

@@ -12,7 +12,7 @@ use crate::telemetry::Telemetry;
 
 use super::escape_label;
 
-/// A product with alias names, exposed in addition to ours.
+/// A product whose metric names are exposed in addition to ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AliasNames {
     /// OSM: names of Envoy, and `osm_request_…`.
@@ -56,7 +56,7 @@ impl AliasNames {
     }
 }
 
-/// One alias.
+/// The name of an alias, and its meaning.
 pub(crate) struct Alias {
     /// The name without the prefix of the product.
     pub(crate) name: &'static str,
@@ -170,7 +170,7 @@ impl ClusterStats {
 
 /// Appends the aliases: always in the text format 0.0.4, because these names violate the rules of OpenMetrics.
 /// `namespace` and `name` are those of the sidecar's workload.
-pub(super) fn write(
+pub(super) fn write_aliases(
     telemetry: &Telemetry,
     names: AliasNames,
     namespace: &str,
@@ -235,7 +235,9 @@ impl AliasWriter<'_> {
         let name = format!("{prefix}_cluster_upstream_rq_xx");
         self.start_family(&name, "counter");
         for ((service, port), cluster) in clusters {
-            for (class, count) in cluster.classes.iter().filter(|(class, _)| **class != NONE) {
+            for (class, count) in
+                cluster.classes.iter().filter(|(class, _)| **class != NO_RESPONSE_CLASS)
+            {
                 let (digit, label) = (&class[..1], label(service, *port));
                 let class = format!("{prefix}_response_code_class=\"{digit}\"");
                 self.write_value(&format!("{name}{{{class},{label}}}"), count);
@@ -286,7 +288,7 @@ impl AliasWriter<'_> {
         self.start_family(&duration_name, "histogram");
         for (service, stats) in &services {
             let labels = format!("{source},{}", destination(self, service));
-            for (limit, cumulative_count) in stats.durations.cumulative_counts(&LIMITS) {
+            for (limit, cumulative_count) in stats.durations.cumulative_counts(&DURATION_LIMITS) {
                 let limit = limit.as_millis();
                 self.write_value(
                     &format!("{duration_name}_bucket{{{labels},le=\"{limit}\"}}"),
@@ -314,7 +316,7 @@ impl AliasWriter<'_> {
         self.write_value(&format!("{name}{labels}"), count);
     }
 
-    /// Converts a text to a label value as the product writes it: OSM has no `-` in these labels.
+    /// Converts a text to a label value in the way of the product: OSM replaces `-` in these labels.
     fn label_word(&self, text: &str) -> String {
         match self.names {
             AliasNames::Osm => escape_label(&text.replace('-', "_")),
@@ -323,7 +325,7 @@ impl AliasWriter<'_> {
     }
 
     fn start_family(&mut self, name: &str, kind: &str) {
-        write_family(name, kind, self.out);
+        write_family_header(name, kind, self.out);
     }
 
     fn write_value(&mut self, name: &str, value: impl Display) {
@@ -333,7 +335,7 @@ impl AliasWriter<'_> {
 }
 
 /// Appends the lines before the numbers of an alias.
-pub(super) fn write_family(name: &str, kind: &str, out: &mut String) {
+pub(super) fn write_family_header(name: &str, kind: &str, out: &mut String) {
     let lines = format!("# HELP {name} An alias: see docs/metrics.md.\n# TYPE {name} {kind}\n");
     out.push_str(&lines);
 }
@@ -347,7 +349,7 @@ pub(crate) fn document_rows() -> impl Iterator<Item = (String, &'static str)> {
 }
 
 /// The other sidecar metrics of these products, without a prefix, and the reason that they are absent here.
-pub(crate) const ABSENT: &[(&str, &str)] = &[
+pub(crate) const ABSENT_METRICS: &[(&str, &str)] = &[
     (
         "cluster_upstream_rq_retry_success",
         "a retry has no result of its own: the result of the request counts",
@@ -381,10 +383,10 @@ pub(crate) const ABSENT: &[(&str, &str)] = &[
 const LIMITED_TCP_SUFFIX: &str = "_tcp.rate_limited";
 
 /// The class of requests without a response.
-const NONE: &str = StatusClass::None.label();
+const NO_RESPONSE_CLASS: &str = StatusClass::None.label();
 
 /// The limits of the duration buckets, as in both products.
-const LIMITS: [Duration; 17] = [
+const DURATION_LIMITS: [Duration; 17] = [
     Duration::from_millis(1),
     Duration::from_millis(5),
     Duration::from_millis(10),
@@ -483,10 +485,10 @@ mod tests {
             let page = alias_page(names);
             let mut families: Vec<_> =
                 page.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
-            let all = families.len();
+            let family_count = families.len();
             families.sort_unstable();
             families.dedup();
-            assert_eq!(families.len(), all);
+            assert_eq!(families.len(), family_count);
         }
     }
 }

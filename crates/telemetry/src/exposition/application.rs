@@ -40,8 +40,8 @@ pub fn adopt_page(page: &str) -> Result<String, InvalidExposition> {
         let invalid = InvalidExposition { line: index + 1 };
         let name = match line.strip_prefix('#') {
             None if line.is_empty() => continue,
-            None => sample_name(line).ok_or(invalid)?,
-            Some(comment) => match described_metric(comment) {
+            None => parse_sample(line).ok_or(invalid)?,
+            Some(comment) => match parse_comment(comment) {
                 Some(name) => name.ok_or(invalid)?,
                 None => continue,
             },
@@ -56,12 +56,12 @@ pub fn adopt_page(page: &str) -> Result<String, InvalidExposition> {
 
 /// Returns the name in a comment that describes a metric, or `Some(None)` if it lacks a valid one: `HELP` and
 /// `TYPE` must contain a name. Other comments are `None`.
-fn described_metric(comment: &str) -> Option<Option<&str>> {
+fn parse_comment(comment: &str) -> Option<Option<&str>> {
     let mut words = comment.split_ascii_whitespace();
     let word = words.next()?;
     let is_kind =
         |kind: &str| matches!(kind, "counter" | "gauge" | "histogram" | "summary" | "untyped");
-    let name = words.next().filter(|name| is_name(name));
+    let name = words.next().filter(|name| is_valid_name(name));
     match word {
         "HELP" => Some(name),
         "TYPE" => {
@@ -71,27 +71,27 @@ fn described_metric(comment: &str) -> Option<Option<&str>> {
     }
 }
 
-/// Parses the name of a line `NAME[{LABEL="VALUE",…}] NUMBER [MILLISECONDS]`.
-fn sample_name(line: &str) -> Option<&str> {
+/// Returns the metric name of a valid line `NAME[{LABEL="VALUE",…}] NUMBER [MILLISECONDS]`.
+fn parse_sample(line: &str) -> Option<&str> {
     let end = line.find(|character: char| !is_name_character(character)).unwrap_or(line.len());
     let (name, rest) = line.split_at_checked(end)?;
     let rest = match rest.trim_start_matches([' ', '\t']).strip_prefix('{') {
-        Some(labels) => after_labels(labels)?,
+        Some(labels) => skip_labels(labels)?,
         // A separator is required.
         None => rest.strip_prefix([' ', '\t'])?,
     };
     let mut words = rest.split_ascii_whitespace();
     let is_number =
         |word: &str| matches!(word, "Nan" | "NaN" | "+Inf" | "-Inf" | "Inf") || is_decimal(word);
-    let is_valid = is_name(name)
+    let is_valid = is_valid_name(name)
         && words.next().is_some_and(is_number)
         && words.next().is_none_or(|time| time.parse::<i64>().is_ok())
         && words.next().is_none();
     is_valid.then_some(name)
 }
 
-/// Returns the rest of a line after its labels and the closing brace; `None` if they are invalid.
-fn after_labels(mut rest: &str) -> Option<&str> {
+/// Skips labels and the closing brace, and returns the rest of the line; `None` if the labels are invalid.
+fn skip_labels(mut rest: &str) -> Option<&str> {
     loop {
         rest = rest.trim_start_matches([' ', '\t']);
         if let Some(after) = rest.strip_prefix('}') {
@@ -99,11 +99,11 @@ fn after_labels(mut rest: &str) -> Option<&str> {
         }
         let (name, value) = rest.split_once('=')?;
         let name = name.trim_matches([' ', '\t']);
-        if !is_name(name) || name.contains(':') {
+        if !is_valid_name(name) || name.contains(':') {
             return None;
         }
         let value = value.trim_start_matches([' ', '\t']).strip_prefix('"')?;
-        rest = after_value(value)?.trim_start_matches([' ', '\t']);
+        rest = skip_label_value(value)?.trim_start_matches([' ', '\t']);
         if let Some(after) = rest.strip_prefix(',') {
             rest = after;
         } else if !rest.starts_with('}') {
@@ -112,8 +112,8 @@ fn after_labels(mut rest: &str) -> Option<&str> {
     }
 }
 
-/// Returns the rest of a line after the quote that ends a value; `None` without one.
-fn after_value(value: &str) -> Option<&str> {
+/// Skips a label value and its closing quote, and returns the rest of the line; `None` if the value is invalid.
+fn skip_label_value(value: &str) -> Option<&str> {
     let mut is_escaped = false;
     for (index, character) in value.char_indices() {
         match character {
@@ -133,7 +133,7 @@ fn after_value(value: &str) -> Option<&str> {
 }
 
 /// True for a valid metric or label name.
-fn is_name(name: &str) -> bool {
+fn is_valid_name(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with(|first: char| first.is_ascii_digit())
         && name.chars().all(is_name_character)
@@ -144,7 +144,8 @@ fn is_name_character(character: char) -> bool {
     character.is_ascii_alphanumeric() || matches!(character, '_' | ':')
 }
 
-/// True for numbers in Rust's syntax, without the words that other parsers do not support.
+/// True for decimal numbers with an optional exponent. Words such as `infinity`, which Rust also parses, are
+/// excluded.
 fn is_decimal(word: &str) -> bool {
     let is_decimal_character =
         |character: char| character.is_ascii_digit() || "+-.eE".contains(character);
@@ -166,8 +167,8 @@ mod tests {
                     c NaN\n\
                     d +1.5e-3\n";
         assert_eq!(adopt_page(page).unwrap(), page);
-        let odd = "\n  a 1  \r\n# a word\n#\n# EOF\n# UNIT a seconds\n";
-        assert_eq!(adopt_page(odd).unwrap(), "a 1\n");
+        let page_with_comments = "\n  a 1  \r\n# a word\n#\n# EOF\n# UNIT a seconds\n";
+        assert_eq!(adopt_page(page_with_comments).unwrap(), "a 1\n");
     }
 
     #[test]

@@ -53,7 +53,7 @@ impl SparseHistogram {
     #[must_use]
     pub fn quantile(&self, share: f64) -> Option<u8> {
         let count = self.count();
-        // As in `Histogram::quantile`.
+        // The rank of `Histogram::quantile`.
         let rank = ((share * count as f64).ceil() as u64).clamp(1, count.max(1));
         let mut cumulative_count = 0;
         let bucket = self.buckets.iter().find(|(_, count)| {
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
     use crate::histogram::Histogram;
 
-    fn from_micros(us: &[u64]) -> Histogram {
+    fn record_micros(us: &[u64]) -> Histogram {
         let mut histogram = Histogram::new();
         us.iter().for_each(|us| histogram.record(Duration::from_micros(*us)));
         histogram
@@ -103,12 +103,12 @@ mod tests {
             second in prop::collection::vec(0_u64..10_000_000, 0..200),
             share in 0.0_f64..1.0,
         ) {
-            let mut merged: SparseHistogram = from_micros(&first).buckets().collect();
-            merged.merge(&from_micros(&second).buckets().collect());
-            let all = from_micros(&[first, second].concat());
-            prop_assert_eq!(merged.count(), all.count());
+            let mut merged: SparseHistogram = record_micros(&first).buckets().collect();
+            merged.merge(&record_micros(&second).buckets().collect());
+            let combined = record_micros(&[first, second].concat());
+            prop_assert_eq!(merged.count(), combined.count());
             let quantile = merged.quantile(share).map_or(Duration::ZERO, bucket_duration);
-            prop_assert_eq!(quantile, all.quantile(share));
+            prop_assert_eq!(quantile, combined.quantile(share));
         }
     }
 

@@ -76,12 +76,12 @@ table! {
         "Metric data points pushed to a collector, by export result.";
 }
 
-/// A control plane metric of OSM, osm-edge and FSM with an equivalent here.
+/// A control plane metric of OSM, osm-edge and FSM that has an equivalent here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ControlAlias {
-    /// The name of the metric there, without the prefix of the product.
+    /// The name of the metric in these products, without the prefix of the product.
     pub name: &'static str,
-    /// The kind of the metric there.
+    /// The kind of the metric in these products.
     pub kind: MetricKind,
     /// The meaning of the metric in this mesh.
     pub means: &'static str,
@@ -138,7 +138,7 @@ const fn control_alias(name: &'static str, kind: MetricKind, means: &'static str
 }
 
 /// The other control plane metrics of these products, and the reason that they are absent here.
-pub(crate) const ABSENT: &[(&str, &str)] = &[
+pub(crate) const ABSENT_METRICS: &[(&str, &str)] = &[
     (
         "k8s_api_event_count",
         "events are merged into changes before they are counted: see `leno_control_changes_total`",

@@ -1,4 +1,4 @@
-//! The document about all metrics, `docs/metrics.md`: the text around its tables.
+//! Generation of the document about all metrics, `docs/metrics.md`: its tables, and the text around them.
 
 use super::{MetricFamily, all_metrics, control};
 
@@ -15,13 +15,13 @@ pub fn render_page() -> String {
         out.push_str(&format!("| `envoy_{name}` | `sidecar_{name}` | {means} |\n"));
     }
     out.push_str(ALIASES_END);
-    render_absent(&mut out, crate::exposition::alias::ABSENT);
+    render_absent(&mut out, crate::exposition::alias::ABSENT_METRICS);
     out.push_str(CONTROL_ALIASES);
     for control::ControlAlias { name, means, .. } in control::ALIASES {
         out.push_str(&format!("| `osm_{name}` | `fsm_{name}` | {means} |\n"));
     }
     out.push_str(CONTROL_ALIASES_END);
-    render_absent(&mut out, control::ABSENT);
+    render_absent(&mut out, control::ABSENT_METRICS);
     out
 }
 
@@ -33,7 +33,7 @@ fn render_absent(out: &mut String, names: &[(&str, &str)]) {
     }
 }
 
-/// Renders the table of these metrics.
+/// Renders a table of metrics.
 fn render_rows<'a>(out: &mut String, metrics: impl IntoIterator<Item = &'a MetricFamily>) {
     out.push_str("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
     for MetricFamily { name, kind, labels, help } in metrics {

@@ -72,7 +72,7 @@ fn shards_are_summed_and_their_counts_survive_their_thread() {
 }
 
 #[test]
-fn a_grpc_failure_is_no_success_although_http_says_so() {
+fn a_grpc_failure_with_http_status_200_is_no_success() {
     let telemetry = Telemetry::new();
     let shard = telemetry.new_shard();
     let series = shard.series_id(&request_labels("a"));
@@ -117,8 +117,8 @@ fn series_over_the_limit_are_counted_together() {
 
     let summary = telemetry.series_summaries();
     let requests = |name: &str| {
-        let found = summary.iter().find(|series| series.labels.service == name);
-        found.map(|series| series.requests)
+        let series_summary = summary.iter().find(|series| series.labels.service == name);
+        series_summary.map(|series| series.requests)
     };
     assert_eq!(summary.len(), MAX_SERIES + 1);
     assert_eq!(requests("s0"), Some(2));
@@ -145,11 +145,11 @@ fn two_writers_and_a_reader_lose_nothing() {
             scope.spawn(|| write(shard));
         }
         start.wait();
-        let mut before = 0;
+        let mut last_count = 0;
         while running.load(Ordering::Acquire) > 0 {
             let now = telemetry.count(Count::Retries);
-            assert!(now >= before, "a count fell from {before} to {now}");
-            before = now;
+            assert!(now >= last_count, "a count fell from {last_count} to {now}");
+            last_count = now;
             let _page_is_never_torn = telemetry.series_summaries();
         }
     });

@@ -1,6 +1,7 @@
-//! Lower-case hexadecimal digits, eight at once: a traced request has over a hundred.
+//! Conversion between numbers and lower-case hexadecimal digits. Eight digits are converted at once, since the
+//! headers of a traced request have over a hundred.
 
-/// Writes a number of a multiple of four bytes: two digits for each byte.
+/// Writes the digits of a big-endian number, two for each byte. Its length must be a multiple of four bytes.
 pub(super) fn write(number: &[u8], out: &mut [u8]) {
     let (numbers, _) = number.as_chunks::<4>();
     let (digits, _) = out.as_chunks_mut::<8>();

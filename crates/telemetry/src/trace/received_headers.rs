@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::hexadecimal;
 use super::{PropagationFormats, SamplingDecision, SpanId, TraceContext, TraceId};
 
-/// The received headers with a trace context.
+/// The headers of a received request that belong to its trace context.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TraceHeaders<'a> {
     traceparent: HeaderOccurrence<'a>,
@@ -24,8 +24,9 @@ pub struct TraceHeaders<'a> {
 enum HeaderOccurrence<'a> {
     #[default]
     Absent,
+    /// The value of the only occurrence.
     One(&'a [u8]),
-    /// An ambiguous header that occurs several times.
+    /// The header occurs several times, so its value is ambiguous.
     Several,
 }
 
@@ -72,7 +73,7 @@ impl<'a> TraceHeaders<'a> {
     pub fn parse_context(&self) -> Option<TraceContext> {
         let w3c = self.traceparent.only_value().and_then(parse_traceparent);
         let b3_single = || self.b3.only_value().and_then(parse_b3);
-        w3c.or_else(b3_single).or_else(|| self.b3_multi())
+        w3c.or_else(b3_single).or_else(|| self.parse_b3_multi())
     }
 
     /// Returns the propagation formats of the received headers, valid or not.
@@ -86,20 +87,20 @@ impl<'a> TraceHeaders<'a> {
         }
     }
 
-    /// Returns the names of at least the received headers, except for a `tracestate` that is retained.
+    /// Returns names that include those of all received headers, except for a `tracestate` that is retained.
     pub(super) fn header_names(&self, retains_state: bool) -> &'static [&'static str] {
         let formats = self.received_formats();
         let has_b3 = formats.b3 || formats.b3_multi || self.has_parent_span;
         match (formats.w3c, has_b3, self.has_state && !retains_state) {
             (false, false, false) => &[],
             (true, false, false) => &["traceparent"],
-            (_, true, false) => NAMES,
-            (_, _, true) => NAMES_AND_STATE,
+            (_, true, false) => CONTEXT_HEADERS,
+            (_, _, true) => CONTEXT_AND_STATE_HEADERS,
         }
     }
 
     /// Parses B3 in several headers: `X-B3-Flags: 1` is debug and overrides `X-B3-Sampled`.
-    fn b3_multi(&self) -> Option<TraceContext> {
+    fn parse_b3_multi(&self) -> Option<TraceContext> {
         let decision = match (self.flags.only_value(), self.sampled.only_value()) {
             (Some(b"1"), _) => SamplingDecision::Debug,
             // Older tracers wrote words.
@@ -182,8 +183,8 @@ fn parse_span(text: &[u8]) -> Option<SpanId> {
     Some(SpanId(NonZeroU64::new(u64::try_from(id).ok()?)?))
 }
 
-/// The headers with the position of a request in a trace.
-const NAMES: &[&str] = &[
+/// The headers of a trace context in all propagation formats.
+const CONTEXT_HEADERS: &[&str] = &[
     "traceparent",
     "b3",
     "x-b3-traceid",
@@ -192,8 +193,8 @@ const NAMES: &[&str] = &[
     "x-b3-sampled",
     "x-b3-flags",
 ];
-/// The same, with `tracestate`, which belongs to `traceparent`.
-const NAMES_AND_STATE: &[&str] = &[
+/// The headers of a trace context in all propagation formats, and `tracestate`, which belongs to `traceparent`.
+const CONTEXT_AND_STATE_HEADERS: &[&str] = &[
     "traceparent",
     "b3",
     "x-b3-traceid",

@@ -7,7 +7,7 @@ use super::*;
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const SPAN: &str = "00f067aa0ba902b7";
 
-fn carrier_with<'a>(fields: &'a [(&str, &str)]) -> TraceHeaders<'a> {
+fn headers_with<'a>(fields: &'a [(&str, &str)]) -> TraceHeaders<'a> {
     let mut headers = TraceHeaders::default();
     for (name, value) in fields {
         headers.record_header(name.as_bytes(), value.as_bytes());
@@ -16,19 +16,19 @@ fn carrier_with<'a>(fields: &'a [(&str, &str)]) -> TraceHeaders<'a> {
 }
 
 fn parse_context(name: &str, value: &str) -> Option<TraceContext> {
-    carrier_with(&[(name, value)]).parse_context()
+    headers_with(&[(name, value)]).parse_context()
 }
 
-/// The parsed trace, span and decision, as text.
+/// Describes the trace, span and sampling decision of a parsed context.
 fn describe_context(context: Option<TraceContext>) -> String {
     let Some(TraceContext { ids, decision, .. }) = context else { return "nothing".to_owned() };
     let ids = ids.map(|(trace, span)| format!("{trace} {span} ")).unwrap_or_default();
     format!("{ids}{decision:?}")
 }
 
-/// The headers that are forwarded for these received ones, with 1, 2 and so on for random numbers.
-fn passed_on(fields: &[(&str, &str)], samples: bool) -> Vec<String> {
-    let headers = carrier_with(fields);
+/// Returns the headers that are propagated for these received ones, with 1, 2 and so on as random numbers.
+fn propagated_lines(fields: &[(&str, &str)], samples: bool) -> Vec<String> {
+    let headers = headers_with(fields);
     let mut drawn = 0;
     let mut random = || {
         drawn += 1;
@@ -73,7 +73,7 @@ fn traceparent_is_parsed_by_the_w3c_rules() {
     }
     let value = format!("00-{TRACE}-{SPAN}-01");
     let twice = [("traceparent", &*value), ("traceparent", &*value)];
-    assert_eq!(carrier_with(&twice).parse_context(), None);
+    assert_eq!(headers_with(&twice).parse_context(), None);
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn b3_is_parsed_from_several_headers() {
     let ids = [("X-B3-TraceId", TRACE), ("X-B3-SpanId", SPAN)];
     let with = |more: &[(&'static str, &'static str)]| {
         let fields = [&ids[..], more].concat();
-        describe_context(carrier_with(&fields).parse_context())
+        describe_context(headers_with(&fields).parse_context())
     };
     for (more, decision) in [
         (&[][..], "Deferred"),
@@ -122,13 +122,16 @@ fn b3_is_parsed_from_several_headers() {
 
 #[test]
 fn a_trace_is_started_without_a_received_context() {
-    let begun = "traceparent: 00-00000000000000010000000000000002-0000000000000003-0";
-    assert_eq!(passed_on(&[("host", "a")], true), [format!("{begun}1")]);
-    assert_eq!(passed_on(&[("host", "a")], false), [format!("{begun}0")]);
-    assert_eq!(passed_on(&[("traceparent", "nonsense")], true), [format!("{begun}1")]);
-    // A decision without a trace.
+    let truncated_header = "traceparent: 00-00000000000000010000000000000002-0000000000000003-0";
+    assert_eq!(propagated_lines(&[("host", "a")], true), [format!("{truncated_header}1")]);
+    assert_eq!(propagated_lines(&[("host", "a")], false), [format!("{truncated_header}0")]);
     assert_eq!(
-        passed_on(&[("b3", "0")], true),
+        propagated_lines(&[("traceparent", "nonsense")], true),
+        [format!("{truncated_header}1")]
+    );
+    // The context has a sampling decision and no trace.
+    assert_eq!(
+        propagated_lines(&[("b3", "0")], true),
         ["b3: 00000000000000010000000000000002-0000000000000003-0"]
     );
 }
@@ -138,19 +141,22 @@ fn a_context_is_propagated_in_the_received_formats() {
     let w3c = format!("00-{TRACE}-{SPAN}-01");
     let b3 = format!("{TRACE}-{SPAN}-d");
     let continued = format!("traceparent: 00-{TRACE}-0000000000000001-01");
-    assert_eq!(passed_on(&[("traceparent", &w3c)], false), [&*continued]);
+    assert_eq!(propagated_lines(&[("traceparent", &w3c)], false), [&*continued]);
     assert_eq!(
-        passed_on(&[("b3", &b3)], false),
+        propagated_lines(&[("b3", &b3)], false),
         [format!("b3: {TRACE}-0000000000000001-d-{SPAN}")]
     );
     // The first valid context is used; all received formats are written.
     assert_eq!(
-        passed_on(&[("b3", "0"), ("traceparent", &w3c)], false),
+        propagated_lines(&[("b3", "0"), ("traceparent", &w3c)], false),
         [&*continued, &*format!("b3: {TRACE}-0000000000000001-1-{SPAN}")]
     );
     let narrow = &TRACE[16..];
     assert_eq!(
-        passed_on(&[("x-b3-traceid", narrow), ("x-b3-spanid", SPAN), ("x-b3-flags", "1")], false),
+        propagated_lines(
+            &[("x-b3-traceid", narrow), ("x-b3-spanid", SPAN), ("x-b3-flags", "1")],
+            false
+        ),
         [
             &*format!("x-b3-traceid: {narrow}"),
             "x-b3-spanid: 0000000000000001",
@@ -164,7 +170,7 @@ fn a_context_is_propagated_in_the_received_formats() {
 fn tracestate_is_propagated_only_with_its_own_traceparent() {
     let span = |fields: &[(&str, &str)]| {
         TraceSpan::from_headers(
-            &carrier_with(fields),
+            &headers_with(fields),
             PropagationFormats::default(),
             &mut || 1,
             |_| true,
@@ -182,7 +188,7 @@ fn tracestate_is_propagated_only_with_its_own_traceparent() {
 fn only_received_headers_are_replaced() {
     let span = |fields: &[(&str, &str)]| {
         TraceSpan::from_headers(
-            &carrier_with(fields),
+            &headers_with(fields),
             PropagationFormats::default(),
             &mut || 1,
             |_| true,

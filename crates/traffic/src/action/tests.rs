@@ -1,4 +1,4 @@
-//! Tests of path rewrites, redirects, and spliced header lines.
+//! Tests of path rewrites, redirects and combined header edits.
 
 use leno_model::{Header, Name};
 
@@ -157,7 +157,7 @@ fn backend_edits_follow_the_rule_for_requests_and_precede_it_for_responses() {
     assert_eq!(
         actions.attempt_limit.map(AttemptLimit::time_limit),
         Some(Duration::from_secs(1)),
-        "the rest is the rule's"
+        "the other edits are those of the rule"
     );
     assert_eq!(actions.for_mirrors(), &*rule);
     let received = ["a", "b", "c", "d", "e"].map(|name| (name.to_owned(), "client".to_owned()));

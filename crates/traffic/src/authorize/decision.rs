@@ -7,7 +7,7 @@ use leno_model::{IngressName, PolicyName, Reason, ServicePolicyName};
 
 use crate::match_slot::MatchSlot;
 
-/// The policy that decided, and its rule, if rules have names.
+/// The policy that decided about a request or connection, with the name of its rule, if any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyDecision {
     /// The name of the policy.
@@ -39,7 +39,7 @@ impl PolicyDecision {
 
     /// Creates the decision of a service policy's rule, counted in this slot.
     #[must_use]
-    pub fn service_policy(
+    pub fn from_service_policy(
         policy: &ServicePolicyName,
         rule: &str,
         match_slot: &Arc<MatchSlot>,
@@ -56,8 +56,8 @@ impl PolicyDecision {
 
     /// Creates the decision of a service policy with a single rule, counted in this slot.
     #[must_use]
-    pub fn whole_policy(policy: &ServicePolicyName, match_slot: &Arc<MatchSlot>) -> Self {
-        Self { rule: None, ..Self::service_policy(policy, "", match_slot) }
+    pub fn from_whole_policy(policy: &ServicePolicyName, match_slot: &Arc<MatchSlot>) -> Self {
+        Self { rule: None, ..Self::from_service_policy(policy, "", match_slot) }
     }
 
     /// Returns the match counter.
@@ -66,7 +66,7 @@ impl PolicyDecision {
         &self.match_slot
     }
 
-    /// Returns the kind of the policy, as in manifests.
+    /// Returns the kind of the policy, as in its manifest.
     #[must_use]
     pub fn policy_kind(&self) -> &'static str {
         self.kind

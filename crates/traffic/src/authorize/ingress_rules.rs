@@ -18,7 +18,7 @@ use crate::request::RequestView;
 use crate::rule_index::LookupKeys;
 use crate::variant::PathKind;
 
-/// The origin of a connection.
+/// The client address and transport of a connection, which ingress rules are compared with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionOrigin {
     /// The address of the client.
@@ -27,16 +27,16 @@ pub struct ConnectionOrigin {
     pub transport: SessionTransport,
 }
 
-/// The transport of a session.
+/// The transport between the client and this proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionTransport {
-    /// Plaintext.
+    /// A connection without TLS.
     Plaintext,
-    /// TLS.
+    /// A TLS session.
     Tls {
         /// The requested server name, if any.
         server_name: Option<Box<str>>,
-        /// The names in the certificate of an external principal; empty without one.
+        /// The names in the certificate of an external principal; empty for other clients.
         external_principal: Arc<[Name]>,
     },
 }
@@ -45,12 +45,13 @@ pub enum SessionTransport {
 #[derive(Debug, Default)]
 pub(super) struct IngressRules {
     rules: Box<[CompiledIngressRule]>,
-    /// An index of the requests they allow, if there are many.
+    /// An index of the requests that the rules allow, if there are many rules.
     index: Option<MatchIndex>,
     /// The rules of each port, by client address.
     ports: FxHashMap<u16, AddressRangeIndex>,
 }
 
+/// An ingress rule with its compiled request matches.
 #[derive(Debug)]
 struct CompiledIngressRule {
     decision: PolicyDecision,
@@ -73,7 +74,7 @@ impl IngressRules {
     }
 
     /// Returns the rules that allow this client at a port; evaluated once per connection.
-    pub(super) fn for_client(
+    pub(super) fn rules_for_client(
         &self,
         peer: Option<&SpiffeId>,
         port: u16,
@@ -94,8 +95,8 @@ impl IngressRules {
         address: IpAddr,
     ) -> Option<Protocol> {
         let mut rules = self.rules_for_address(port, address).map(|(_, compiled)| &compiled.rule);
-        let first = rules.find(|rule| rule.protocol.is_plaintext())?;
-        Some(match (&first.protocol, protocol) {
+        let plaintext_rule = rules.find(|rule| rule.protocol.is_plaintext())?;
+        Some(match (&plaintext_rule.protocol, protocol) {
             (IngressProtocol::Tcp, _) => Protocol::Tcp,
             (IngressProtocol::Grpc, _) => Protocol::Grpc,
             (
@@ -123,8 +124,8 @@ impl IngressRules {
         rules.any(|rule| !rule.external_principals.is_empty() && !rule.protocol.is_plaintext())
     }
 
-    /// Returns the first of these rules that allows a request.
-    pub(super) fn for_request(
+    /// Returns the first of the candidates that allows a request.
+    pub(super) fn find_for_request(
         &self,
         candidates: &RuleSubset,
         request: &RequestView<'_>,
@@ -135,18 +136,19 @@ impl IngressRules {
         };
         match candidates {
             RuleSubset::Few(rules) => rules.iter().copied().find(allows),
-            RuleSubset::Many(positions) => self.first_by_index(positions.as_deref(), request, path),
+            RuleSubset::Many(positions) => self.find_by_index(positions.as_deref(), request, path),
         }
     }
 
-    /// Does the same by the index. `None` for `candidates`: all rules.
-    fn first_by_index(
+    /// Returns the first candidate that allows a request, by the index. `candidates` are positions in the
+    /// index; `None` for all rules.
+    fn find_by_index(
         &self,
         candidates: Option<&[usize]>,
         request: &RequestView<'_>,
         path: PathKind,
     ) -> Option<usize> {
-        self.index.as_ref()?.first_of(
+        self.index.as_ref()?.first_match_among(
             candidates,
             LookupKeys::as_sent(request),
             |index, match_position| {
@@ -163,8 +165,8 @@ impl IngressRules {
         )
     }
 
-    /// Returns the first of these rules that allows bytes.
-    pub(super) fn for_bytes(&self, candidates: &RuleSubset) -> Option<usize> {
+    /// Returns the first of the candidates that allows opaque bytes.
+    pub(super) fn find_for_bytes(&self, candidates: &RuleSubset) -> Option<usize> {
         let mut candidates = candidates.matching_rules(self.index.as_ref());
         let allows_bytes = |compiled: &CompiledIngressRule| {
             compiled.rule.protocol == IngressProtocol::Tcp && compiled.requests.is_none()
@@ -182,7 +184,7 @@ impl IngressRules {
         port: u16,
         address: IpAddr,
     ) -> impl Iterator<Item = (usize, &CompiledIngressRule)> {
-        let positions = self.ports.get(&port).map(|ranges| ranges.containing(address));
+        let positions = self.ports.get(&port).map(|ranges| ranges.rules_for_address(address));
         let indexed_rule = |index| Some((index, self.rules.get(index)?));
         positions.into_iter().flatten().filter_map(indexed_rule)
     }
@@ -191,7 +193,7 @@ impl IngressRules {
 impl CompiledIngressRule {
     fn compile(rule: &IngressRule) -> Result<Self, InvalidPattern> {
         let with_policy =
-            |bad: InvalidPattern| bad.with_object(ObjectKey::Ingress(rule.policy.clone()));
+            |error: InvalidPattern| error.with_object(ObjectKey::Ingress(rule.policy.clone()));
         let requests = rule.requests.as_ref().map(|requests| {
             requests.iter().map(RequestMatcher::compile_allowing).collect::<Result<Box<[_]>, _>>()
         });
@@ -221,11 +223,11 @@ impl CompiledIngressRule {
             ) => true,
             (
                 IngressProtocol::Https { client_certificate: mode, server_names },
-                SessionTransport::Tls { server_name: requested, external_principal },
+                SessionTransport::Tls { server_name: requested_name, external_principal },
             ) => {
                 let matches_name = server_names.is_empty()
-                    || requested.as_ref().is_some_and(|requested| {
-                        server_names.iter().any(|name| **name == **requested)
+                    || requested_name.as_ref().is_some_and(|requested_name| {
+                        server_names.iter().any(|name| **name == **requested_name)
                     });
                 let is_permitted = peer.is_some_and(|peer| rule.accounts.contains(&peer.account))
                     || external_principal

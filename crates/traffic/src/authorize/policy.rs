@@ -20,11 +20,11 @@ use crate::variant::{PathKind, PathVariants};
 #[derive(Debug)]
 pub(super) struct PolicyRules {
     rules: Box<[CompiledPolicyRule]>,
-    /// An index of the peers in the rules, if there are many.
+    /// An index of the peers that the rules name, if there are many rules.
     peers: Option<Box<RuleIndex>>,
-    /// An index of the requests that rules deny, if there are many.
+    /// An index of the requests that rules deny, if there are many matches.
     deny_index: Option<MatchIndex>,
-    /// An index of the requests that rules allow, if there are many.
+    /// An index of the requests that rules allow, if there are many matches.
     allow_index: Option<MatchIndex>,
     /// Ports on which opaque bytes cannot hide a request; rules about requests do not apply there.
     opaque_ports: BTreeSet<u16>,
@@ -81,15 +81,15 @@ impl PolicyRules {
         let opaque_ports = ports.iter().filter(|port| !may_contain_requests(port));
         let rules: Box<[CompiledPolicyRule]> =
             rules.iter().map(CompiledPolicyRule::compile).collect::<Result<_, _>>()?;
-        let about_requests = |action| {
+        let request_rules = |action| {
             let rules = rules.iter().enumerate();
             rules.filter(move |(_, compiled)| {
                 compiled.rule.action == action && compiled.rule.is_about_requests()
             })
         };
-        let denied = about_requests(PolicyAction::Deny).map(|(index, rule)| (index, &*rule.denied));
+        let denied = request_rules(PolicyAction::Deny).map(|(index, rule)| (index, &*rule.denied));
         let allowed =
-            about_requests(PolicyAction::Allow).map(|(index, rule)| (index, &*rule.allowed));
+            request_rules(PolicyAction::Allow).map(|(index, rule)| (index, &*rule.allowed));
         Ok(Some(Self {
             peers: RuleIndex::build_if_many(rules.len(), || {
                 rules.iter().map(|rule| caller_conditions(&rule.rule.peers)).collect()
@@ -102,7 +102,7 @@ impl PolicyRules {
     }
 
     /// Returns the rules for this peer, with or without an identity, at this port.
-    pub(super) fn for_peer(&self, peer: Option<&ServiceAccount>, port: u16) -> PeerRules {
+    pub(super) fn rules_for_peer(&self, peer: Option<&ServiceAccount>, port: u16) -> PeerRules {
         let (mut deny_all, mut allow_all) = (None, None);
         let (mut deny, mut allow) = (Vec::new(), Vec::new());
         let positions = match &self.peers {
@@ -143,19 +143,21 @@ impl PolicyRules {
             return Some(denied_by(index));
         }
         if !peer.deny.is_empty() {
-            let variant = PathVariants::from_path(request.path, path);
-            let denies = |matcher: &DenialMatcher| matcher.may_match(request, &variant);
-            let (rules, index) = (&peer.deny, self.deny_index.as_ref());
-            let keys = LookupKeys::as_interpreted(request, &variant);
-            if let Some(index) = self.first_in(rules, index, keys, |rule| &*rule.denied, denies) {
+            let variants = PathVariants::from_path(request.path, path);
+            let denies = |matcher: &DenialMatcher| matcher.may_match(request, &variants);
+            let (rules, match_index) = (&peer.deny, self.deny_index.as_ref());
+            let keys = LookupKeys::as_interpreted(request, &variants);
+            if let Some(index) =
+                self.find_first_match(rules, match_index, keys, |rule| &*rule.denied, denies)
+            {
                 return Some(denied_by(index));
             }
         }
         let allowed = peer.allow_all.or_else(|| {
             let allows = |matcher: &RequestMatcher| allows_path(matcher, request, path);
-            let (rules, index) = (&peer.allow, self.allow_index.as_ref());
+            let (rules, match_index) = (&peer.allow, self.allow_index.as_ref());
             let keys = LookupKeys::as_sent(request);
-            self.first_in(rules, index, keys, |rule| &*rule.allowed, allows)
+            self.find_first_match(rules, match_index, keys, |rule| &*rule.allowed, allows)
         });
         allowed.map(|index| Ok(DecidedBy::Policy(index)))
     }
@@ -163,13 +165,13 @@ impl PolicyRules {
     /// Returns the decision for opaque bytes. If the port may carry HTTP, a rule that denies some requests
     /// denies all bytes, since a denied request may be among them.
     pub(super) fn evaluate_bytes(&self, peer: &PeerRules) -> Option<PolicyResult> {
-        let hidden = || {
+        let request_denial = || {
             peer.deny
                 .matching_rules(self.deny_index.as_ref())
                 .next()
                 .filter(|_| peer.may_contain_requests)
         };
-        if let Some(index) = peer.deny_all.or_else(hidden) {
+        if let Some(index) = peer.deny_all.or_else(request_denial) {
             return Some(denied_by(index));
         }
         peer.allow_all.map(|index| Ok(DecidedBy::Policy(index)))
@@ -178,31 +180,31 @@ impl PolicyRules {
     /// Returns the decision for opaque bytes that begin with a request. The request is not parsed, so a rule
     /// that denies some requests denies it.
     pub(super) fn evaluate_hidden_request(&self, peer: &PeerRules) -> Option<PolicyResult> {
-        let hidden = || peer.deny.matching_rules(self.deny_index.as_ref()).next();
-        peer.deny_all.or_else(hidden).map(denied_by)
+        let request_denial = || peer.deny.matching_rules(self.deny_index.as_ref()).next();
+        peer.deny_all.or_else(request_denial).map(denied_by)
     }
 
-    /// Returns the decision that a rule stands for.
+    /// Returns the decision of the rule at this position.
     pub(super) fn decision(&self, index: usize) -> Option<&PolicyDecision> {
         self.rules.get(index).map(|rule| &rule.decision)
     }
 
     /// Returns the first of these rules that matches a request.
-    fn first_in<M>(
+    fn find_first_match<M>(
         &self,
         rules: &RuleSubset,
-        index: Option<&MatchIndex>,
+        match_index: Option<&MatchIndex>,
         keys: LookupKeys<'_>,
         matchers: impl Fn(&CompiledPolicyRule) -> &[M],
         is_match: impl Fn(&M) -> bool,
     ) -> Option<usize> {
         let rules = match rules {
             RuleSubset::Few(rules) => {
-                return self.first_matching(rules, keys.request, matchers, is_match);
+                return self.find_first_in_list(rules, keys.request, matchers, is_match);
             }
             RuleSubset::Many(rules) => rules,
         };
-        index?.first_of(rules.as_deref(), keys, |index, match_position| {
+        match_index?.first_match_among(rules.as_deref(), keys, |index, match_position| {
             self.rules.get(index).is_some_and(|rule| {
                 matchers(rule).get(match_position).is_none_or(&is_match)
                     && rule.rule.claims.iter().all(|claim| has_claim(keys.request, claim))
@@ -210,7 +212,7 @@ impl PolicyRules {
         })
     }
 
-    fn first_matching<M>(
+    fn find_first_in_list<M>(
         &self,
         candidates: &[usize],
         request: &RequestView<'_>,
@@ -235,7 +237,7 @@ impl CompiledPolicyRule {
         let allowed = requests_for(PolicyAction::Allow).map(RequestMatcher::compile_allowing);
         let denied = requests_for(PolicyAction::Deny).map(DenialMatcher::compile);
         let with_policy =
-            |bad: InvalidPattern| bad.with_object(ObjectKey::AccessPolicy(rule.policy.clone()));
+            |error: InvalidPattern| error.with_object(ObjectKey::AccessPolicy(rule.policy.clone()));
         Ok(Self {
             decision: PolicyDecision::from_policy(rule.policy.clone(), &rule.name),
             allowed: allowed.collect::<Result<_, _>>().map_err(with_policy)?,

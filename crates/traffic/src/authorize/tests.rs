@@ -35,7 +35,7 @@ fn strict_access(rules: Vec<AccessRule>) -> InboundAccess {
     InboundAccess::compile(&Access::AllowListed(rules), &trust_domain()).unwrap()
 }
 
-/// `shop` may read items, `ops` may read everything below `/admin` and use port 5432, `both` may do either.
+/// Returns rules by which `shop` may read items, `ops` may read everything below `/admin` and use port 5432, `both` may do either.
 fn stock_access() -> InboundAccess {
     strict_access(vec![
         access_rule("read", &["shop", "both"], &["/items.*", "/items"], &[]),
@@ -102,7 +102,7 @@ fn a_revoked_account_is_denied_even_with_an_earlier_permit() {
     for build in [stock_access, permissive] {
         let access = build();
         let permit = access.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
-        let other = access.authorize_connection(Some(&peer_id("ops")), PORT).unwrap();
+        let other_permit = access.authorize_connection(Some(&peer_id("ops")), PORT).unwrap();
         assert!(!decide_get(&access, &permit, "/items").contains("revoked"));
         let access = InboundAccess { revoked: [peer_id("shop").account].into(), ..build() };
         let rejected = access
@@ -112,7 +112,7 @@ fn a_revoked_account_is_denied_even_with_an_earlier_permit() {
         assert_eq!(decide_get(&access, &permit, "/items"), "revoked-peer ");
         let tcp = decide_tcp(&access, &permit, 22).map_err(|denial| denial.reason);
         assert_eq!(tcp.err(), Some(Reason::RevokedPeer));
-        assert!(!decide_get(&access, &other, "/items").contains("revoked"));
+        assert!(!decide_get(&access, &other_permit, "/items").contains("revoked"));
     }
 }
 
@@ -139,8 +139,8 @@ fn default_deny_allows_the_union_of_the_policies_of_a_peer() {
         ("both", "/other", "no-policy-route "),
         ("counter", "/items", "denied read"),
         ("counter", "/other", "no-policy-route "),
-        ("stranger", "/items", "denied "),
-        ("stranger", "/other", "denied "),
+        ("unlisted", "/items", "denied "),
+        ("unlisted", "/other", "denied "),
     ] {
         let permit = access.authorize_connection(Some(&peer_id(name)), PORT).unwrap();
         assert_eq!(decide_get(&access, &permit, path), expected, "{name} {path}");
@@ -154,7 +154,7 @@ fn dry_run_allows_denied_requests_and_reports_the_reason() {
         ("shop", "/items", "read"),
         ("shop", "/admin/x", "not denied operate"),
         ("shop", "/other", "not no-policy-route "),
-        ("stranger", "/items", "not denied "),
+        ("unlisted", "/items", "not denied "),
     ] {
         let permit = access.authorize_connection(Some(&peer_id(name)), PORT).unwrap();
         assert_eq!(decide_get(&access, &permit, path), expected, "{name} {path}");
@@ -177,9 +177,9 @@ fn dry_run_allows_denied_requests_and_reports_the_reason() {
 #[test]
 fn an_account_in_another_namespace_is_a_different_identity() {
     let access = stock_access();
-    let other = ServiceAccount::new("elsewhere", "shop").unwrap();
+    let other_account = ServiceAccount::new("elsewhere", "shop").unwrap();
     let permit = access
-        .authorize_connection(Some(&SpiffeId { account: other, ..peer_id("shop") }), PORT)
+        .authorize_connection(Some(&SpiffeId { account: other_account, ..peer_id("shop") }), PORT)
         .unwrap();
     assert_eq!(decide_get(&access, &permit, "/items"), "denied ");
 }
@@ -192,7 +192,7 @@ fn tcp_requires_a_policy_with_the_port() {
         ("both", 5432, "operate"),
         ("ops", 80, "denied "),
         ("shop", 5432, "denied operate"),
-        ("stranger", 5432, "denied operate"),
+        ("unlisted", 5432, "denied operate"),
     ] {
         let permit = access.authorize_connection(Some(&peer_id(name)), PORT).unwrap();
         assert_eq!(
@@ -234,7 +234,7 @@ fn an_earlier_permit_is_evaluated_by_current_rules() {
     assert_eq!(describe_decision(&after, after.authorize_tcp(&permit)), "denied operate");
 
     let permissive = InboundAccess::compile(&Access::AllowAll, &trust_domain()).unwrap();
-    let permit = permissive.authorize_connection(Some(&peer_id("stranger")), PORT).unwrap();
+    let permit = permissive.authorize_connection(Some(&peer_id("unlisted")), PORT).unwrap();
     assert_eq!(decide_get(&after, &permit, "/sell"), "denied ");
 
     let trust_domain = TrustDomain::new("moved.org").unwrap();
@@ -311,7 +311,8 @@ fn sources_with_the_same_rules_share_their_index() {
         access_rule("read", &["one", "two", "three"], &paths, &[]),
         access_rule("write", &["three"], &paths, &[]),
     ]);
-    let rules_of = |name| access.rules.as_ref().unwrap().by_source[&service_account(name)].clone();
+    let rules_of =
+        |name| access.allow_rules.as_ref().unwrap().by_source[&service_account(name)].clone();
     assert!(Arc::ptr_eq(&rules_of("one"), &rules_of("two")));
     assert!(!Arc::ptr_eq(&rules_of("one"), &rules_of("three")));
 }

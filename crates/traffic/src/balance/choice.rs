@@ -11,8 +11,8 @@ use leno_model::{
 
 use super::hashing::{self, EndpointHashTable, rendezvous_hash};
 use super::policy::{
-    choose_among_participants, choose_with_slow_start, least_of, next_in_turn, pick_random,
-    slow_start_share,
+    choose_among_participants, choose_with_slow_start, pick_in_turn, pick_least_loaded,
+    pick_random, slow_start_share,
 };
 use super::{Candidates, pick_candidate};
 use crate::request::RequestView;
@@ -22,7 +22,7 @@ use crate::tag::{cookie_value, header_value};
 #[derive(Debug)]
 pub struct Balancer {
     rule: LoadBalancing,
-    /// The number of round-robin choices.
+    /// The number of round-robin choices so far.
     turn: Cell<usize>,
 }
 
@@ -68,24 +68,25 @@ impl Balancer {
         Self { rule, turn: Cell::new(0) }
     }
 
-    /// Returns the rule.
+    /// Returns the load balancing policy.
     #[must_use]
     pub const fn rule(&self) -> &LoadBalancing {
         &self.rule
     }
 
-    /// Chooses a candidate. `keyed` is the hash of the request's key with the candidates for it. `age` returns
+    /// Chooses a candidate. `keyed_candidates` is the hash of the request's key with the candidates for it. `age` returns
     /// the time since a candidate was added; `None` outside slow start. `random` is a uniform random number.
     pub fn choose_candidate<C: Candidates + ?Sized>(
         &self,
         candidates: &C,
-        keyed: Option<(RequestHash, KeyedCandidates<'_>)>,
+        keyed_candidates: Option<(RequestHash, KeyedCandidates<'_>)>,
         age: impl Fn(usize) -> Option<Duration>,
         random: u64,
     ) -> Option<usize> {
         if self.rule.algorithm.hash_key().is_some() {
-            let by_key = keyed.and_then(|(key, keyed)| find_by_key(candidates, key, keyed));
-            return by_key.or_else(|| pick_candidate(candidates, random));
+            let index_by_key = keyed_candidates
+                .and_then(|(key, keyed_candidates)| find_by_key(candidates, key, keyed_candidates));
+            return index_by_key.or_else(|| pick_candidate(candidates, random));
         }
         let slow_start = self.rule.slow_start;
         let share = |index| match (slow_start, age(index)) {
@@ -99,15 +100,15 @@ impl Balancer {
                 let chosen = choose_among_participants(
                     (candidates, &share),
                     random,
-                    |participants, random| least_loaded(participants, choices, random),
+                    |participants, random| choose_least_loaded(participants, choices, random),
                 );
-                chosen.or_else(|| least_loaded(candidates, choices, random))
+                chosen.or_else(|| choose_least_loaded(candidates, choices, random))
             }
             BalanceAlgorithm::PeakEwma { choices } | BalanceAlgorithm::LeastRequest { choices } => {
-                least_loaded(candidates, choices, random)
+                choose_least_loaded(candidates, choices, random)
             }
             BalanceAlgorithm::RoundRobin => choose_with_slow_start(
-                |_| next_in_turn(candidates, self.next_turn()),
+                |_| pick_in_turn(candidates, self.next_turn()),
                 share,
                 random,
             ),
@@ -127,21 +128,26 @@ impl Balancer {
     }
 }
 
-/// Returns the least loaded of this many candidates.
-fn least_loaded<C: Candidates + ?Sized>(candidates: &C, choices: u8, random: u64) -> Option<usize> {
+/// Returns the least loaded of `choices` random candidates; 0 counts as two.
+fn choose_least_loaded<C: Candidates + ?Sized>(
+    candidates: &C,
+    choices: u8,
+    random: u64,
+) -> Option<usize> {
     match choices {
         0..=2 => pick_candidate(candidates, random),
-        choices => least_of(candidates, choices, random),
+        choices => pick_least_loaded(candidates, choices, random),
     }
 }
 
+/// Returns the usable candidate for a key, if any.
 fn find_by_key<C: Candidates + ?Sized>(
     candidates: &C,
     key: RequestHash,
-    keyed: KeyedCandidates<'_>,
+    keyed_candidates: KeyedCandidates<'_>,
 ) -> Option<usize> {
     let is_usable = |index: usize| index < candidates.len() && candidates.is_usable(index);
-    match keyed {
+    match keyed_candidates {
         KeyedCandidates::HashTable(table) => table.find_endpoint(key.0, is_usable),
         KeyedCandidates::Few(endpoints) => rendezvous_hash(key.0, endpoints, is_usable),
     }
@@ -188,12 +194,15 @@ mod tests {
     #[test]
     fn an_idle_slow_start_endpoint_receives_only_its_share() {
         for (choices, loads) in [(2, &[9, 0][..]), (2, &[9, 9, 9, 0]), (4, &[9, 9, 9, 0])] {
-            let warm = share_of_slow_start_endpoint(choices, loads, 100);
-            assert!(warm >= 45, "{choices} {loads:?}: {warm}");
+            let full_share = share_of_slow_start_endpoint(choices, loads, 100);
+            assert!(full_share >= 45, "{choices} {loads:?}: {full_share}");
             for (seconds, percent) in [(0, 10), (30, 30), (70, 70)] {
                 let share = share_of_slow_start_endpoint(choices, loads, seconds);
-                let expected = warm * percent / 100;
-                assert!(share.abs_diff(expected) <= 2, "{choices} {loads:?}: {share} of {warm}");
+                let expected = full_share * percent / 100;
+                assert!(
+                    share.abs_diff(expected) <= 2,
+                    "{choices} {loads:?}: {share} of {full_share}"
+                );
             }
         }
     }

@@ -11,17 +11,17 @@ use crate::hash::hash;
 pub enum EndpointHashTable {
     /// Points of a ring, in order, each with its endpoint.
     Ring {
-        /// The points.
+        /// The position of each point, and the index of its endpoint.
         points: Box<[(u64, u16)]>,
         /// The number of endpoints with points.
-        endpoints: usize,
+        endpoint_count: usize,
     },
     /// A Maglev table: a prime number of slots, each with its endpoint.
     Table {
-        /// The slots.
+        /// The index of each slot's endpoint.
         slots: Box<[u16]>,
         /// The number of endpoints with slots.
-        endpoints: usize,
+        endpoint_count: usize,
     },
 }
 
@@ -55,39 +55,44 @@ impl EndpointHashTable {
         mut is_available: impl FnMut(usize) -> bool,
     ) -> Option<usize> {
         match self {
-            Self::Ring { points, endpoints } => {
+            Self::Ring { points, endpoint_count } => {
                 let start = points.partition_point(|(point, _)| *point < key);
                 let sequence = points.iter().skip(start).chain(points.iter().take(start));
-                first_accepted(sequence.map(|(_, owner)| *owner), *endpoints, &mut is_available)
+                find_available(
+                    sequence.map(|(_, owner)| *owner),
+                    *endpoint_count,
+                    &mut is_available,
+                )
             }
-            Self::Table { slots, endpoints } => {
+            Self::Table { slots, endpoint_count } => {
                 let count = u64::try_from(slots.len()).ok()?;
                 let start = usize::try_from(key.checked_rem(count)?).ok()?;
                 let sequence = slots.iter().skip(start).chain(slots.iter().take(start));
-                first_accepted(sequence.copied(), *endpoints, &mut is_available)
+                find_available(sequence.copied(), *endpoint_count, &mut is_available)
             }
         }
     }
 
     fn from_ring(names: &[WeightedName]) -> Self {
-        Self::Ring { points: build_ring(names), endpoints: names.len() }
+        Self::Ring { points: build_ring(names), endpoint_count: names.len() }
     }
 
     fn from_table(names: &[WeightedName]) -> Self {
-        Self::Table { slots: build_table(names, TABLE_SLOTS), endpoints: names.len() }
+        Self::Table { slots: build_table(names, TABLE_SLOTS), endpoint_count: names.len() }
     }
 }
 
 /// The name of an endpoint, and its weight.
 struct WeightedName(String, Option<Weight>);
 
-/// Returns the first available owner. Each is tried once; `None` after all were rejected.
-fn first_accepted(
+/// Returns the first available of these slot or point owners. Each endpoint is tried once; `None` after all were
+/// rejected.
+fn find_available(
     owners: impl Iterator<Item = u16>,
-    endpoints: usize,
+    endpoint_count: usize,
     is_available: &mut impl FnMut(usize) -> bool,
 ) -> Option<usize> {
-    let mut owners = owners.take(MAX_STEPS).map(usize::from);
+    let mut owners = owners.take(MAX_SEARCH_STEPS).map(usize::from);
     let owner = owners.next()?;
     if is_available(owner) {
         return Some(owner);
@@ -95,7 +100,7 @@ fn first_accepted(
     let mut rejected = RejectedEndpoints::default();
     rejected.insert(owner);
     for owner in owners {
-        if rejected.count == endpoints {
+        if rejected.count == endpoint_count {
             break;
         }
         if rejected.insert(owner) && is_available(owner) {
@@ -118,7 +123,7 @@ impl Default for RejectedEndpoints {
 }
 
 impl RejectedEndpoints {
-    /// Adds an endpoint. Returns false if it is already present, or out of range.
+    /// Adds an endpoint. Returns false if the endpoint is already present or out of range.
     fn insert(&mut self, owner: usize) -> bool {
         let Some(bits) = self.bits.get_mut(owner / 64) else { return false };
         let old_bits = *bits;
@@ -136,7 +141,7 @@ pub fn hash_key(value: &str) -> u64 {
 }
 
 /// Returns the endpoint of a subset for a key: the one with the highest combined hash (rendezvous hashing).
-/// Linear; for sets without a hash table.
+/// The search is linear in the number of endpoints, so it is for subsets without a hash table.
 pub fn rendezvous_hash(
     key: u64,
     endpoints: &[Arc<Endpoint>],
@@ -190,8 +195,8 @@ fn build_table(names: &[WeightedName], slots: usize) -> Box<[u16]> {
         .map(|WeightedName(name, own_weight)| (permutation(name), weight(*own_weight), 0))
         .collect();
     let greatest = turns.iter().map(|(_, weight, _)| *weight).max().unwrap_or(1);
-    let mut table = vec![FREE; slots];
-    let mut taken_slots = 0;
+    let mut table = vec![FREE_SLOT; slots];
+    let mut filled_slots = 0;
     loop {
         for (((next, skip), weight, credit), index) in turns.iter_mut().zip(0_u16..) {
             // The credit is at most twice the greatest weight.
@@ -203,30 +208,31 @@ fn build_table(names: &[WeightedName], slots: usize) -> Box<[u16]> {
             loop {
                 let slot = usize::try_from(*next).ok().and_then(|index| table.get_mut(index));
                 *next = (*next + *skip) % count;
-                let Some(slot) = slot.filter(|slot| **slot == FREE) else { continue };
+                let Some(slot) = slot.filter(|slot| **slot == FREE_SLOT) else { continue };
                 *slot = index;
                 break;
             }
-            taken_slots += 1;
-            if taken_slots == slots {
+            filled_slots += 1;
+            if filled_slots == slots {
                 return table.into();
             }
         }
     }
 }
 
-/// The points of an endpoint with the unit weight. Shares of equal endpoints differ by about a tenth.
+/// The number of ring points of an endpoint with the unit weight. The shares of equal endpoints differ by about
+/// a tenth.
 const RING_POINTS: usize = 128;
-/// The unit is a multiple of this fraction of a weight, since it may be less than one.
+/// The number of parts that a weight of one is divided into, since the unit may be less than one.
 const UNIT_PARTS: usize = 128;
-/// The size of a Maglev table, a prime. The shares of a hundred endpoints differ by about 1 %.
+/// The number of slots of a Maglev table, a prime. The shares of a hundred endpoints differ by about 1 %.
 const TABLE_SLOTS: usize = 16_381;
 /// The maximum number of endpoints with slots; endpoints beyond it receive no keys.
 const MAX_ENDPOINTS: usize = 4096;
 /// The maximum search length for a key with an unavailable endpoint; another algorithm decides beyond it.
-const MAX_STEPS: usize = 4096;
+const MAX_SEARCH_STEPS: usize = 4096;
 /// Marks a slot without an endpoint.
-const FREE: u16 = u16::MAX;
+const FREE_SLOT: u16 = u16::MAX;
 const OFFSET_SALT: u64 = 0x6f66_6673_6574;
 const SKIP_SALT: u64 = 0x736b_6970;
 const KEY_SALT: u64 = 0x006b_6579;
@@ -308,7 +314,7 @@ mod tests {
             let range = 50 * RING_POINTS / 2 - 50..=50 * RING_POINTS;
             assert!(range.contains(&points(&[weight; 50])), "{weight}");
         }
-        // Each has at least one.
+        // Each endpoint has at least one point.
         assert_eq!(
             build_ring(&weighted_names(&[1, 1000])).iter().filter(|(_, owner)| *owner == 0).count(),
             1
@@ -380,7 +386,7 @@ mod tests {
                     tries[index] += 1;
                     false
                 };
-                assert_eq!(table.find_endpoint(hash_key("somebody"), reject), None);
+                assert_eq!(table.find_endpoint(hash_key("user"), reject), None);
                 assert_eq!(tries, vec![1; count]);
             }
         }

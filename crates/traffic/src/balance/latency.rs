@@ -20,7 +20,7 @@ pub struct EndpointLatency {
 }
 
 impl EndpointLatency {
-    /// Records a response that started after this time.
+    /// Records a response that started `latency` after its request.
     pub fn record_response(&mut self, latency: Duration, now: Duration) {
         let (latency, now) = (scaled_micros(latency), to_micros(now));
         self.average = match self.average.checked_sub(latency) {
@@ -31,22 +31,22 @@ impl EndpointLatency {
         self.failures = 0;
     }
 
-    /// Records an attempt that failed, or received an error response, after this time. Errors are often faster
-    /// than successful responses, so they never lower the average.
+    /// Records an attempt that failed or received an error response, `latency` after its start. Errors are often
+    /// faster than successful responses, so they never lower the average.
     pub fn record_failure(&mut self, latency: Duration, now: Duration) {
         self.record_pending(latency, now);
         self.failures = self.failure_count(now).saturating_add(1);
         self.failed_at = to_micros(now);
     }
 
-    /// Records a request that was rejected for its content after this time. Rejections are fast and do not
-    /// lower the average either, but do not count as failures.
+    /// Records a request that was rejected for its content, `latency` after its start. Rejections are fast and
+    /// do not lower the average either, but do not count as failures.
     pub fn record_rejection(&mut self, latency: Duration, now: Duration) {
         self.record_pending(latency, now);
         self.failures = 0;
     }
 
-    /// Records an attempt that has taken this long, with an unknown result.
+    /// Records an attempt without a result after `latency`.
     pub fn record_pending(&mut self, latency: Duration, now: Duration) {
         let peak = scaled_micros(latency);
         // An endpoint that has never responded has no known latency; it must not appear fast.
@@ -55,11 +55,11 @@ impl EndpointLatency {
         }
     }
 
-    /// Returns the binary logarithm of the expected time in microseconds; `None` if unknown. Smaller
-    /// differences are noise, and no reason to send all requests to one endpoint. The result is below 25.
+    /// Returns the binary logarithm of the expected latency in microseconds, below 25; `None` if unknown.
+    /// Differences of less than a factor of two are noise, and no reason to send all requests to one endpoint.
     #[must_use]
     pub fn latency_step(&self, now: Duration) -> Option<u8> {
-        let step = (self.decayed_average(now) >> SCALE_BITS).max(FLOOR_MICROS).ilog2();
+        let step = (self.decayed_average(now) >> SCALE_BITS).max(MIN_LATENCY_MICROS).ilog2();
         (self.average > 0).then_some(u8::try_from(step).unwrap_or(0))
     }
 
@@ -76,7 +76,7 @@ impl EndpointLatency {
     fn decayed_average(&self, now: Duration) -> u64 {
         match to_micros(now).saturating_sub(self.updated_at) {
             ..STALE_MICROS => self.average,
-            silence => decay(self.average, silence),
+            idle_micros => decay(self.average, idle_micros),
         }
     }
 }
@@ -113,8 +113,8 @@ const SCALE_BITS: u32 = 16;
 /// The maximum latency: longer ones count as this (sixteen seconds).
 const MAX_LATENCY_MICROS: u64 = (1 << 24) - 1;
 /// The minimum latency that is distinguished: below it, network and scheduler noise dominates.
-const FLOOR_MICROS: u64 = 1 << 10;
-/// An average that was updated within this time is current.
+const MIN_LATENCY_MICROS: u64 = 1 << 10;
+/// The time after an update for which an average does not decay.
 const STALE_MICROS: u64 = 1_000_000;
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::{Candidates, Load, mix_random, random_below, weighted};
 /// Returns the next candidate in turn. An unusable candidate is replaced by a random one, so that its neighbor
 /// does not receive a double share.
 #[must_use]
-pub fn next_in_turn<C: Candidates + ?Sized>(candidates: &C, turn: usize) -> Option<usize> {
+pub fn pick_in_turn<C: Candidates + ?Sized>(candidates: &C, turn: usize) -> Option<usize> {
     let count = candidates.len();
     let index = turn.checked_rem(count)?;
     if weighted::has_weights(candidates) {
@@ -37,9 +37,13 @@ pub fn pick_random<C: Candidates + ?Sized>(candidates: &C, random: u64) -> Optio
     nth_available(candidates, usize::try_from(mix_random(random) >> 33).unwrap_or(0))
 }
 
-/// Returns the least loaded of `choices` random candidates, usable ones if there are any.
+/// Returns the least loaded of `choices` random candidates. Only usable ones take part, if there are any.
 #[must_use]
-pub fn least_of<C: Candidates + ?Sized>(candidates: &C, choices: u8, random: u64) -> Option<usize> {
+pub fn pick_least_loaded<C: Candidates + ?Sized>(
+    candidates: &C,
+    choices: u8,
+    random: u64,
+) -> Option<usize> {
     let mut random = random;
     let mut best: Option<(Load, usize)> = None;
     for _ in 0..choices.max(1) {
@@ -53,15 +57,16 @@ pub fn least_of<C: Candidates + ?Sized>(candidates: &C, choices: u8, random: u64
     best.map(|(_, index)| index)
 }
 
-/// Returns a usable candidate by its number among the usable ones, or an eligible one if none is usable.
-fn nth_available<C: Candidates + ?Sized>(candidates: &C, number: usize) -> Option<usize> {
-    let nth_where = |is_available: &dyn Fn(usize) -> bool| {
+/// Returns the usable candidate at this position among the usable ones, modulo their number; an eligible one if
+/// none is usable.
+fn nth_available<C: Candidates + ?Sized>(candidates: &C, ordinal: usize) -> Option<usize> {
+    let select_nth = |is_available: &dyn Fn(usize) -> bool| {
         let available = || (0..candidates.len()).filter(|index| is_available(*index));
-        let number = number.checked_rem(available().count())?;
-        available().nth(number)
+        let ordinal = ordinal.checked_rem(available().count())?;
+        available().nth(ordinal)
     };
-    nth_where(&|index| candidates.is_usable(index))
-        .or_else(|| nth_where(&|index| candidates.is_eligible(index)))
+    select_nth(&|index| candidates.is_usable(index))
+        .or_else(|| select_nth(&|index| candidates.is_eligible(index)))
 }
 
 /// Returns the share of requests for a candidate of this age, in 65536ths.
@@ -84,7 +89,7 @@ pub fn choose_with_slow_start(
 ) -> Option<usize> {
     let mut random = random;
     let mut chosen = choose(random)?;
-    for _ in 0..MAX_ATTEMPTS {
+    for _ in 0..MAX_CHOICES {
         let share = share_of(chosen);
         if share >= FULL_SHARE {
             break;
@@ -102,15 +107,15 @@ pub fn choose_with_slow_start(
 /// Candidates that take part in a choice with the probability of their slow-start share. Algorithms that
 /// compare loads use this: a new endpoint is the least loaded, and would win every comparison no matter how
 /// often it is rejected afterwards.
-pub(super) struct SlowStartCandidates<'a, C: ?Sized, W> {
+pub(super) struct SlowStartCandidates<'a, C: ?Sized, S> {
     pub(super) candidates: &'a C,
     /// The slow-start share of each candidate.
-    pub(super) share: W,
+    pub(super) share: S,
     /// The random number that determines the participants of one choice.
     pub(super) random: u64,
 }
 
-impl<C: Candidates + ?Sized, W: Fn(usize) -> u32> Candidates for SlowStartCandidates<'_, C, W> {
+impl<C: Candidates + ?Sized, S: Fn(usize) -> u32> Candidates for SlowStartCandidates<'_, C, S> {
     fn len(&self) -> usize {
         self.candidates.len()
     }
@@ -136,15 +141,15 @@ impl<C: Candidates + ?Sized, W: Fn(usize) -> u32> Candidates for SlowStartCandid
     }
 }
 
-/// Repeats the choice among [`SlowStartCandidates`] until one is returned, at most [`MAX_ATTEMPTS`] times;
+/// Repeats the choice among [`SlowStartCandidates`] until one is returned, at most [`MAX_CHOICES`] times;
 /// `None` after that.
-pub(super) fn choose_among_participants<'a, C: Candidates + ?Sized, W: Fn(usize) -> u32 + Copy>(
-    (candidates, share): (&'a C, W),
+pub(super) fn choose_among_participants<'a, C: Candidates + ?Sized, S: Fn(usize) -> u32 + Copy>(
+    (candidates, share): (&'a C, S),
     random: u64,
-    choose: impl Fn(&SlowStartCandidates<'a, C, W>, u64) -> Option<usize>,
+    choose: impl Fn(&SlowStartCandidates<'a, C, S>, u64) -> Option<usize>,
 ) -> Option<usize> {
     let mut random = random;
-    for _ in 0..MAX_ATTEMPTS {
+    for _ in 0..MAX_CHOICES {
         let participants = SlowStartCandidates { candidates, share, random: mix_random(random) };
         if let Some(index) = choose(&participants, random) {
             return Some(index);
@@ -157,7 +162,7 @@ pub(super) fn choose_among_participants<'a, C: Candidates + ?Sized, W: Fn(usize)
 /// The share of a candidate that is not in slow start.
 const FULL_SHARE: u32 = 1 << 16;
 /// The maximum number of choices if all candidates are in slow start.
-const MAX_ATTEMPTS: usize = 16;
+const MAX_CHOICES: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -198,16 +203,16 @@ mod tests {
     #[test]
     fn candidates_are_chosen_in_turn() {
         let table = Table(vec![(0, true); 4]);
-        let order: Vec<_> = (0..6).filter_map(|turn| next_in_turn(&table, turn)).collect();
+        let order: Vec<_> = (0..6).filter_map(|turn| pick_in_turn(&table, turn)).collect();
         assert_eq!(order, [0, 1, 2, 3, 0, 1]);
-        assert_eq!(next_in_turn(&Table(vec![]), 3), None);
+        assert_eq!(pick_in_turn(&Table(vec![]), 3), None);
     }
 
     #[test]
     fn turns_of_an_unusable_candidate_are_shared() {
         let table = Table(vec![(0, true), (0, false), (0, true), (0, true)]);
         for counts in [
-            pick_counts(4, |turn| next_in_turn(&table, turn)),
+            pick_counts(4, |turn| pick_in_turn(&table, turn)),
             pick_counts(4, |turn| pick_random(&table, random_for_turn(turn))),
         ] {
             assert_eq!(counts[1], 0);
@@ -215,15 +220,15 @@ mod tests {
         }
         // Two candidates that are not neighbors, of an even number.
         let table = Table(vec![(0, true), (0, false), (0, true), (0, false)]);
-        let counts = pick_counts(4, |turn| next_in_turn(&table, turn));
+        let counts = pick_counts(4, |turn| pick_in_turn(&table, turn));
         assert!(is_near(counts[0], 0.5) && is_near(counts[2], 0.5), "{counts:?}");
     }
 
     #[test]
     fn any_candidate_is_tried_if_none_is_usable() {
-        let none = Table(vec![(0, false); 3]);
+        let unusable_table = Table(vec![(0, false); 3]);
         assert!(
-            pick_counts(3, |turn| pick_random(&none, random_for_turn(turn)))
+            pick_counts(3, |turn| pick_random(&unusable_table, random_for_turn(turn)))
                 .iter()
                 .all(|count| is_near(*count, 1.0 / 3.0))
         );
@@ -234,9 +239,10 @@ mod tests {
         let table = Table(vec![(0, true), (5, true), (9, true), (9, true)]);
         let mut before = 0;
         for choices in [2, 4, 16] {
-            let counts = pick_counts(4, |turn| least_of(&table, choices, random_for_turn(turn)));
-            let missed = 1.0 - 0.75_f64.powi(choices.into());
-            assert!(is_near(counts[0], missed), "{choices}: {counts:?}");
+            let counts =
+                pick_counts(4, |turn| pick_least_loaded(&table, choices, random_for_turn(turn)));
+            let expected_share = 1.0 - 0.75_f64.powi(choices.into());
+            assert!(is_near(counts[0], expected_share), "{choices}: {counts:?}");
             assert!(counts[0] > before);
             before = counts[0];
         }

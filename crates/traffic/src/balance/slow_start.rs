@@ -94,7 +94,7 @@ mod tests {
         slow_start.update_endpoints(&three, at(6), at(10));
         assert_eq!(slow_start.endpoint_age(&endpoint_id("c"), at(7)), Some(at(3)));
         assert_eq!(slow_start.endpoint_age(&endpoint_id("a"), at(7)), None);
-        // An endpoint that returns starts anew.
+        // An endpoint that is added again is in slow start again.
         slow_start.update_endpoints(&test_endpoints(&["b", "c"]), at(8), at(10));
         slow_start.update_endpoints(&three, at(9), at(10));
         assert_eq!(slow_start.endpoint_age(&endpoint_id("a"), at(9)), Some(at(0)));

@@ -28,7 +28,7 @@ pub(super) fn pick_by_weight<C: Candidates + ?Sized>(candidates: &C, random: u64
 /// Returns the number that replaces a random one in this turn. Consecutive values are spread evenly, so that
 /// heavier candidates are not chosen several times in a row.
 pub(super) fn random_for_turn(turn: usize) -> u64 {
-    (turn as u64).wrapping_mul(GOLDEN)
+    (turn as u64).wrapping_mul(GOLDEN_RATIO_FRACTION)
 }
 
 /// Picks one of the allowed candidates by weight.
@@ -54,8 +54,8 @@ pub(super) fn has_weights<C: Candidates + ?Sized>(candidates: &C) -> bool {
     candidates.weight(0).is_some()
 }
 
-/// 2^64 divided by the golden ratio.
-const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+/// The multiplier that spreads consecutive values evenly: 2^64 divided by the golden ratio.
+const GOLDEN_RATIO_FRACTION: u64 = 0x9E37_79B9_7F4A_7C15;
 /// Makes the second pick independent of the first.
 const SECOND_PICK_SALT: u64 = 0x6167_6169_6e21;
 
@@ -65,7 +65,7 @@ mod tests {
 
     use super::*;
     use crate::balance::Load;
-    use crate::balance::policy::{next_in_turn, pick_random};
+    use crate::balance::policy::{pick_in_turn, pick_random};
 
     /// Weight, requests in progress, and true if it may be chosen.
     struct Table(Vec<(u16, u32, bool)>);
@@ -115,7 +115,7 @@ mod tests {
                 crate::pick_candidate(candidates, seeded_random(turn))
             }),
             pick_counts(&table, |candidates, turn| pick_random(candidates, seeded_random(turn))),
-            pick_counts(&table, next_in_turn),
+            pick_counts(&table, pick_in_turn),
         ] {
             assert!(are_near(&counts, &shares), "{counts:?}");
         }
@@ -129,26 +129,27 @@ mod tests {
                 crate::pick_candidate(candidates, seeded_random(turn))
             }),
             pick_counts(&table, |candidates, turn| pick_random(candidates, seeded_random(turn))),
-            pick_counts(&table, next_in_turn),
+            pick_counts(&table, pick_in_turn),
         ] {
             assert!(are_near(&counts, &[0.25, 0.0, 0.75]), "{counts:?}");
         }
-        let none = Table(vec![(10, 0, false), (30, 0, false)]);
-        let counts =
-            pick_counts(&none, |candidates, turn| pick_random(candidates, seeded_random(turn)));
+        let unusable_table = Table(vec![(10, 0, false), (30, 0, false)]);
+        let counts = pick_counts(&unusable_table, |candidates, turn| {
+            pick_random(candidates, seeded_random(turn))
+        });
         assert!(are_near(&counts, &[0.25, 0.75]), "{counts:?}");
     }
 
     #[test]
     fn turns_of_the_heaviest_candidate_are_spread() {
         let table = Table(vec![(100, 0, true), (400, 0, true)]);
-        let order: Vec<usize> = (0..100).filter_map(|turn| next_in_turn(&table, turn)).collect();
+        let order: Vec<usize> = (0..100).filter_map(|turn| pick_in_turn(&table, turn)).collect();
         // Every third, fifth or eighth turn.
         assert!(order.windows(8).all(|eight| eight.contains(&0)), "{order:?}");
     }
 
     #[test]
-    fn load_evens_out_by_weight() {
+    fn choices_make_load_proportional_to_weight() {
         let mut table = Table(vec![(100, 0, true), (100, 0, true), (300, 0, true)]);
         for turn in 0..1000 {
             let index = crate::pick_candidate(&table, seeded_random(turn)).unwrap();

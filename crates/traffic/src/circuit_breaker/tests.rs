@@ -15,7 +15,7 @@ fn trip_rule() -> TripConditions {
         window: at_second(10),
         buckets: 10,
         requests_min: 4,
-        failed: FailureThreshold { share_ppm: Some(500_000), number: None },
+        failure_threshold: FailureThreshold { share_ppm: Some(500_000), count: None },
         consecutive_failures: None,
         slow: None,
         open_duration: at_second(20),
@@ -33,7 +33,7 @@ fn run_request(
     outcome: RequestOutcome,
     now: Duration,
 ) -> Option<Transition> {
-    let ticket = circuit.admit_request(now).expect("it lets requests through");
+    let ticket = circuit.admit_request(now).expect("the circuit admits requests");
     circuit.record_result(ticket, outcome, now)
 }
 
@@ -49,14 +49,18 @@ fn a_circuit_opens_by_its_failure_rate_and_closes_after_probes() {
     }
     assert_eq!(run_request(&mut circuit, FAILURE, at_second(1)), opened_by(Trigger::Failed));
     assert_eq!(circuit.admit_request(at_second(1)), None);
-    assert_eq!(circuit.admit_request(at_second(20)), None, "20 s since it opened are not over");
+    assert_eq!(circuit.admit_request(at_second(20)), None, "the open duration has not passed");
     let first = circuit.admit_request(at_second(21)).unwrap();
     let second = circuit.admit_request(at_second(21)).unwrap();
     assert_eq!(circuit.admit_request(at_second(21)), None, "two probes are permitted");
     assert_eq!(circuit.record_result(first, SUCCESS, at_second(21)), None);
     assert_eq!(circuit.admit_request(at_second(21)), None);
     assert_eq!(circuit.record_result(second, SUCCESS, at_second(21)), Some(Transition::Closed));
-    assert_eq!(run_request(&mut circuit, FAILURE, at_second(21)), None, "with a clean slate");
+    assert_eq!(
+        run_request(&mut circuit, FAILURE, at_second(21)),
+        None,
+        "earlier failures are not counted"
+    );
 }
 
 #[test]
@@ -90,7 +94,7 @@ fn a_probe_without_end_blocks_others_for_the_open_duration_only() {
     assert_eq!(
         circuit.record_result(stream, FAILURE, at_second(41)),
         None,
-        "it is of another time"
+        "the ticket is from an earlier epoch"
     );
 }
 
@@ -119,12 +123,12 @@ fn requests_started_before_a_transition_are_ignored() {
 fn slow_responses_open_the_circuit_by_share_or_number() {
     let circuit_for_slow = |share_ppm, number| {
         let slow_requests = SlowRequests {
-            threshold: at_second(2),
-            too_many: FailureThreshold { share_ppm, number },
+            min_duration: at_second(2),
+            threshold: FailureThreshold { share_ppm, count: number },
         };
         Circuit::new(TripConditions {
             slow: Some(slow_requests),
-            failed: FailureThreshold::default(),
+            failure_threshold: FailureThreshold::default(),
             half_open_requests: 1,
             ..trip_rule()
         })
@@ -138,14 +142,14 @@ fn slow_responses_open_the_circuit_by_share_or_number() {
     assert_eq!(
         run_request(&mut by_share, slow_outcome, at_second(20)),
         opened_by(Trigger::Probe),
-        "a slow probe fails"
+        "a slow probe counts as a failure"
     );
     let mut by_number = circuit_for_slow(None, Some(2));
     for outcome in [slow_outcome, slow_outcome, SUCCESS] {
         assert_eq!(
             run_request(&mut by_number, outcome, at_second(0)),
             None,
-            "fewer than four prove nothing"
+            "fewer requests than the minimum do not open the circuit"
         );
     }
     assert_eq!(run_request(&mut by_number, SUCCESS, at_second(0)), opened_by(Trigger::Slow));
@@ -160,7 +164,11 @@ fn results_outside_the_window_do_not_count() {
     for _ in 0..3 {
         assert_eq!(run_request(&mut circuit, SUCCESS, at_second(10)), None);
     }
-    assert_eq!(run_request(&mut circuit, FAILURE, at_second(10)), None, "one of four");
+    assert_eq!(
+        run_request(&mut circuit, FAILURE, at_second(10)),
+        None,
+        "one failure of four requests is below the threshold"
+    );
 }
 
 proptest! {
@@ -174,12 +182,12 @@ proptest! {
         consecutive_failures in prop::option::of(1..6_u32),
     ) {
         let slow_threshold = Duration::from_millis(50);
-        let too_many = FailureThreshold { share_ppm: share, number };
+        let too_many = FailureThreshold { share_ppm: share, count: number };
         let rule = TripConditions {
             requests_min,
-            failed: too_many,
+            failure_threshold: too_many,
             consecutive_failures,
-            slow: Some(SlowRequests { threshold: slow_threshold, too_many: FailureThreshold { share_ppm: share, number: None } }),
+            slow: Some(SlowRequests { min_duration: slow_threshold, threshold: FailureThreshold { share_ppm: share, count: None } }),
             window: at_second(1),
             buckets: 10,
             open_duration: at_second(1),

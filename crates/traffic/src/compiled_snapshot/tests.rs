@@ -167,7 +167,7 @@ fn the_hash_table_changes_only_with_endpoints_and_weights() {
             "{}",
             first_endpoint_share(&weighted)
         );
-        assert!(Arc::ptr_eq(&weighted, &changed_rules), "rules of routes move nobody");
+        assert!(Arc::ptr_eq(&weighted, &changed_rules), "route rules do not change the hash table");
     }
 }
 

@@ -3,7 +3,7 @@
 use leno_model::HostPattern;
 use rustc_hash::FxHashMap;
 
-use crate::rule_index::first_before;
+use crate::rule_index::find_before;
 
 /// Positions of egress rules, by their hosts.
 #[derive(Debug, Default)]
@@ -37,17 +37,17 @@ impl EgressHosts {
 
     /// Returns the first rule for a host for which `is_match` is true. The host is in lower case, without a
     /// final dot.
-    pub(super) fn first_rule(&self, host: &str, is_match: impl Fn(usize) -> bool) -> Option<usize> {
+    pub(super) fn find_rule(&self, host: &str, is_match: impl Fn(usize) -> bool) -> Option<usize> {
         let exact = self.exact.get(host).map_or(&[][..], |positions| positions);
-        let mut best = first_before(usize::MAX, exact, &is_match);
-        best = first_before(best, &self.any, &is_match);
+        let mut best = find_before(usize::MAX, exact, &is_match);
+        best = find_before(best, &self.any, &is_match);
         let mut remaining = host;
         while let Some((_, parent)) = remaining.split_once('.') {
             // A subdomain has at least one more label.
             if parent.len().saturating_add(1) < host.len()
                 && let Some(positions) = self.below.get(parent)
             {
-                best = first_before(best, positions, &is_match);
+                best = find_before(best, positions, &is_match);
             }
             remaining = parent;
         }
@@ -88,7 +88,7 @@ mod tests {
                 let applies = patterns.is_empty() || patterns.iter().any(|pattern| pattern.matches_host(&host));
                 applies && is_match(position)
             });
-            prop_assert_eq!(hosts.first_rule(&host, is_match), expected);
+            prop_assert_eq!(hosts.find_rule(&host, is_match), expected);
         }
     }
 }

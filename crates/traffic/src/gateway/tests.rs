@@ -53,7 +53,7 @@ fn decide_request(port: &HttpListeners, url: &str, server_name: Option<Option<&s
         GatewayChoice::Route(RouteChoice::To { rule, .. }) => rule.route.name.to_string(),
         GatewayChoice::Route(choice) => format!("{choice:?}"),
         GatewayChoice::NoRoute { listener } => {
-            listener.map_or("nobody".to_owned(), |name| format!("nothing at {name}"))
+            listener.map_or("no listener".to_owned(), |name| format!("nothing at {name}"))
         }
         GatewayChoice::Misdirected => "misdirected".to_owned(),
     }
@@ -83,7 +83,7 @@ fn only_the_most_specific_listener_handles_a_request() {
     }
     let without_match =
         compile_listeners(vec![gateway_listener("one", "a.com", &[("", &[("a", "/")])])]);
-    assert_eq!(decide_request(&without_match, "b.com/", None), "nobody");
+    assert_eq!(decide_request(&without_match, "b.com/", None), "no listener");
 }
 
 #[test]

@@ -158,10 +158,10 @@ fn compile_all<M>(
     rules.iter().map(|rule| rule.iter().map(matcher).collect()).collect()
 }
 
-/// The lookup finds the same as sequential evaluation, among all rules and among a part.
+/// Checks that the lookup agrees with sequential evaluation, among all rules and among the selected ones.
 fn check_lookup<M: IndexedMatch>(
     rules: &[Vec<M>],
-    part: &[usize],
+    selected_rules: &[usize],
     keys: LookupKeys<'_>,
     is_match: impl Fn(&M) -> bool,
 ) -> Result<(), TestCaseError> {
@@ -181,14 +181,14 @@ fn check_lookup<M: IndexedMatch>(
     let matching: Vec<usize> = candidates.into_iter().filter(rule_matches).collect();
     prop_assert_eq!(matching, (0..rules.len()).filter(rule_matches).collect::<Vec<_>>());
 
-    let subset = RuleSubset::from_rules(Some(&index), part.into());
+    let subset = RuleSubset::from_rules(Some(&index), selected_rules.into());
     let mut rules_of_subset: Vec<usize> = subset.matching_rules(Some(&index)).collect();
     rules_of_subset.dedup();
-    prop_assert_eq!(&rules_of_subset, part);
-    prop_assert!(part.len() < rules.len() || matches!(subset, RuleSubset::Many(None)));
+    prop_assert_eq!(&rules_of_subset, selected_rules);
+    prop_assert!(selected_rules.len() < rules.len() || matches!(subset, RuleSubset::Many(None)));
     if let RuleSubset::Many(subset) = subset {
-        let matching = index.first_of(subset.as_deref(), keys, match_at);
-        prop_assert_eq!(matching, part.iter().copied().find(rule_matches));
+        let matching = index.first_match_among(subset.as_deref(), keys, match_at);
+        prop_assert_eq!(matching, selected_rules.iter().copied().find(rule_matches));
     }
     Ok(())
 }
@@ -204,13 +204,13 @@ proptest! {
         request in any_request(),
     ) {
         let (rules, is_selected): (Vec<_>, Vec<bool>) = rules.into_iter().unzip();
-        let part = (0..rules.len()).filter(|rule| selects_all || is_selected[*rule]);
-        let part: Vec<usize> = part.collect();
-        let (request, variant) = (request.request_view(), request.path_variants());
+        let selected_rules = (0..rules.len()).filter(|rule| selects_all || is_selected[*rule]);
+        let selected_rules: Vec<usize> = selected_rules.collect();
+        let (request, variants) = (request.request_view(), request.path_variants());
         let allow_matchers = compile_all(&rules, RequestMatcher::compile);
-        check_lookup(&allow_matchers, &part, LookupKeys::as_sent(&request), |matcher| matcher.matches(&request))?;
+        check_lookup(&allow_matchers, &selected_rules, LookupKeys::as_sent(&request), |matcher| matcher.matches(&request))?;
         let deny_matchers = compile_all(&rules, DenialMatcher::compile);
-        let keys = LookupKeys::as_interpreted(&request, &variant);
-        check_lookup(&deny_matchers, &part, keys, |matcher| matcher.may_match(&request, &variant))?;
+        let keys = LookupKeys::as_interpreted(&request, &variants);
+        check_lookup(&deny_matchers, &selected_rules, keys, |matcher| matcher.may_match(&request, &variants))?;
     }
 }

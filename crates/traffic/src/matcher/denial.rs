@@ -10,7 +10,7 @@ use crate::match_index::IndexedMatch;
 use crate::pattern::{
     InvalidPattern, Pattern, compile_case_insensitive, may_end_in_slash, may_exclude_letters,
 };
-use crate::query::{all_parameters, may_be_named, may_be_values, normalize_rule_parameter};
+use crate::query::{all_parameters, may_be_named, normalize_rule_parameter, possible_values};
 use crate::request::RequestView;
 use crate::rule_index::{IndexCondition, IndexedAttribute, whole_elements};
 use crate::variant::{
@@ -49,7 +49,7 @@ impl DenialMatcher {
     /// # Errors
     /// [`InvalidPattern`] for the first invalid regular expression.
     pub(crate) fn compile(request: &RequestMatch) -> Result<Self, InvalidPattern> {
-        // Errors are those of an allow rule.
+        // Invalid patterns cause the same errors as in an allow rule.
         let compiled = super::RequestMatcher::compile(request)?;
         let headers = request.headers.iter().zip(&compiled.headers);
         let query = request.query.iter().zip(&compiled.query);
@@ -70,16 +70,17 @@ impl DenialMatcher {
 
     /// True if an application may interpret the request as a matching one.
     pub(crate) fn may_match(&self, request: &RequestView<'_>, path: &PathVariants) -> bool {
-        self.path.may_be(request.path, path)
-            && (self.is_about_path() || self.may_match_except_path(request))
+        self.path.may_match(request.path, path)
+            && (self.has_only_path() || self.may_match_except_path(request))
     }
 
     #[inline]
-    fn is_about_path(&self) -> bool {
+    fn has_only_path(&self) -> bool {
         self.methods.is_empty() && self.headers.is_empty() && self.query.is_empty()
     }
 
-    /// Separate, so that matches of the path alone need no stack space for it.
+    /// True if all conditions except that of the path may hold. Separate, so that matches of the path alone need
+    /// no stack space for it.
     #[inline(never)]
     fn may_match_except_path(&self, request: &RequestView<'_>) -> bool {
         let is_method = self.methods.is_empty() || self.includes_method(request.method);
@@ -102,10 +103,13 @@ impl DenialMatcher {
             joined.is_some_and(|joined| any_value(&joined, |value| self.includes_method(value)))
         };
         let overrides_in_query = |query| {
-            let overrides = |name| METHOD_PARAMETERS.iter().any(|known| may_be_named(name, known));
-            let mut named = all_parameters(query).filter(|parameter| overrides(parameter.0));
-            named.any(|(_, value)| {
-                may_be_values(value).any(|value| self.includes_method(bare_value(&value)))
+            let overrides = |name| {
+                METHOD_PARAMETERS.iter().any(|parameter_name| may_be_named(name, parameter_name))
+            };
+            let mut named_parameters =
+                all_parameters(query).filter(|parameter| overrides(parameter.0));
+            named_parameters.any(|(_, value)| {
+                possible_values(value).any(|value| self.includes_method(bare_value(&value)))
             })
         };
         METHOD_HEADERS.iter().any(overrides_in_header)
@@ -126,8 +130,9 @@ impl IndexedMatch for DenialMatcher {
 
 /// True if a header or parameter of the request may override its method.
 pub(crate) fn may_override_method(request: &RequestView<'_>) -> bool {
-    let overrides =
-        |(name, _): (&str, &str)| METHOD_PARAMETERS.iter().any(|known| may_be_named(name, known));
+    let overrides = |(name, _): (&str, &str)| {
+        METHOD_PARAMETERS.iter().any(|parameter_name| may_be_named(name, parameter_name))
+    };
     METHOD_HEADERS.iter().any(|name| request.fields.find_similar(name).is_some())
         || request.query.is_some_and(|query| all_parameters(query).any(overrides))
 }
@@ -140,7 +145,7 @@ enum DeniedPath {
     Text {
         text: Box<str>,
         /// True if the paths below it match as well.
-        below: bool,
+        matches_below: bool,
         parameters: Parameters,
     },
     /// A prefix that may end within an element. The text as sent is compared as well: a prefix that ends within
@@ -157,29 +162,33 @@ enum DeniedPath {
 struct DeniedRegex {
     /// The normalized leading elements of all matching paths; empty if there are none.
     elements: Box<str>,
-    regex: AnyCase,
+    regex: CaseTolerantRegex,
     may_end_in_slash: bool,
 }
 
 impl DeniedPath {
     fn compile(path: &PathMatch, compiled: PathMatcher) -> Self {
-        let text = |text: &str, below: Option<bool>| {
-            let parameters = parameters_of(text);
+        let text_condition = |text: &str, matches_below: Option<bool>| {
+            let parameters = parameter_handling(text);
             let is_file = || is_file(&normalize_rule_path(text, Parameters::Dropped));
-            let below = below.unwrap_or_else(is_file);
-            Self::Text { text: normalize_rule_path(text, parameters).into(), below, parameters }
+            let matches_below = matches_below.unwrap_or_else(is_file);
+            Self::Text {
+                text: normalize_rule_path(text, parameters).into(),
+                matches_below,
+                parameters,
+            }
         };
         match (compiled, path) {
             (PathMatcher::Any, _) => Self::Any,
             (PathMatcher::Exact(exact) | PathMatcher::Pattern(Pattern::Literal(exact)), _) => {
-                text(&exact, None)
+                text_condition(&exact, None)
             }
-            (PathMatcher::Prefix(prefix), _) => text(&prefix, Some(true)).unless_root(),
+            (PathMatcher::Prefix(prefix), _) => text_condition(&prefix, Some(true)).unless_root(),
             (PathMatcher::Pattern(Pattern::Prefix(prefix)), _) => match &*prefix {
                 "" => Self::Any,
-                whole if whole.ends_with('/') => text(whole, Some(true)).unless_root(),
+                whole if whole.ends_with('/') => text_condition(whole, Some(true)).unless_root(),
                 part => {
-                    let parameters = parameters_of(part);
+                    let parameters = parameter_handling(part);
                     let normalized = normalize_rule_path(part, parameters).into();
                     Self::Prefix { normalized, sent: prefix, parameters }
                 }
@@ -187,7 +196,7 @@ impl DeniedPath {
             (PathMatcher::Pattern(Pattern::Regex(prefix, compiled)), PathMatch::Regex(pattern)) => {
                 Self::Regex(Box::new(DeniedRegex {
                     elements: normalized_elements(&prefix).unwrap_or_default(),
-                    regex: AnyCase::compile(pattern, &compiled),
+                    regex: CaseTolerantRegex::compile(pattern, &compiled),
                     may_end_in_slash: may_end_in_slash(pattern),
                 }))
             }
@@ -205,38 +214,38 @@ impl DeniedPath {
     }
 
     #[inline]
-    fn may_be(&self, sent: &str, path: &PathVariants) -> bool {
+    fn may_match(&self, sent: &str, path: &PathVariants) -> bool {
         match self {
             Self::Any => true,
-            _ if path.is_ambiguous() => self.may_be_ambiguous(sent, path),
-            _ => self.may_match(sent, path),
+            _ if path.is_ambiguous() => self.may_match_ambiguous(sent, path),
+            _ => self.may_match_reading(sent, path),
         }
     }
 
-    /// True if an alternative reading of the path matches. Separate, so that the usual path needs no stack
+    /// True if a reading of an ambiguous path matches. Separate, so that the usual path needs no stack
     /// space for it.
     #[inline(never)]
-    fn may_be_ambiguous(&self, sent: &str, path: &PathVariants) -> bool {
+    fn may_match_ambiguous(&self, sent: &str, path: &PathVariants) -> bool {
         let mut readings = path.alternative_readings();
         path.is_any_path()
-            || self.may_match(sent, path)
-            || readings.any(|(reading, variant)| self.may_match(reading, variant))
+            || self.may_match_reading(sent, path)
+            || readings.any(|(reading, variants)| self.may_match_reading(reading, variants))
     }
 
     #[inline]
-    fn may_match(&self, sent: &str, path: &PathVariants) -> bool {
+    fn may_match_reading(&self, sent: &str, path: &PathVariants) -> bool {
         let form_for = |parameters| match parameters {
             Parameters::Dropped => path.normalized_path(sent),
-            Parameters::Kept => path.with_parameters(sent),
+            Parameters::Kept => path.path_with_parameters(sent),
         };
         match self {
             Self::Any => true,
-            Self::Text { text, below, parameters } => {
-                form_for(*parameters).strip_prefix(&**text).is_some_and(|rest| match *below {
-                    true => rest.is_empty() || is_below(rest, text),
-                    false => rest.is_empty() || is_format(rest, text),
-                })
-            }
+            Self::Text { text, matches_below, parameters } => form_for(*parameters)
+                .strip_prefix(&**text)
+                .is_some_and(|remainder| match *matches_below {
+                    true => remainder.is_empty() || is_below(remainder, text),
+                    false => remainder.is_empty() || is_format(remainder, text),
+                }),
             Self::Prefix { normalized, sent: sent_prefix, parameters } => {
                 form_for(*parameters).starts_with(&**normalized)
                     || path.is_unusual() && sent.starts_with(&**sent_prefix)
@@ -248,9 +257,12 @@ impl DeniedPath {
     fn index_condition(&self) -> Option<IndexCondition> {
         let (key, text) = match self {
             Self::Any => return None,
-            Self::Text { text, below, .. } => {
-                let key =
-                    if *below { IndexedAttribute::PathPrefix } else { IndexedAttribute::Path };
+            Self::Text { text, matches_below, .. } => {
+                let key = if *matches_below {
+                    IndexedAttribute::PathPrefix
+                } else {
+                    IndexedAttribute::Path
+                };
                 (key, normalize_rule_path(text, Parameters::Dropped).into())
             }
             Self::Prefix { sent, .. } => (IndexedAttribute::PathPrefix, normalized_elements(sent)?),
@@ -265,7 +277,7 @@ impl DeniedRegex {
     #[inline(never)]
     fn may_match(&self, sent: &str, path: &PathVariants) -> bool {
         let normalized = path.normalized_path(sent);
-        let is_boundary = |rest: &str| matches!(rest.as_bytes(), [] | [b'/' | b'.', ..]);
+        let is_boundary = |remainder: &str| matches!(remainder.as_bytes(), [] | [b'/' | b'.', ..]);
         if !self.elements.is_empty()
             && !normalized.strip_prefix(&*self.elements).is_some_and(is_boundary)
         {
@@ -274,20 +286,20 @@ impl DeniedRegex {
         let with_slash =
             |text: &str| self.may_end_in_slash && self.regex.is_match(&format!("{text}/"));
         let is_match = |text: &str| self.regex.is_match(text) || with_slash(text);
-        is_match(normalized) || path.any_other(sent, is_match)
+        is_match(normalized) || path.matches_other_form(sent, is_match)
     }
 }
 
 /// A regular expression that is compared case-insensitively, and case-sensitively where that matches more.
 #[derive(Debug, Clone)]
-struct AnyCase {
+struct CaseTolerantRegex {
     /// The case-insensitive form.
     case_insensitive: Regex,
     /// The case-sensitive form, if it may match texts that the other form does not.
     case_sensitive: Option<Regex>,
 }
 
-impl AnyCase {
+impl CaseTolerantRegex {
     fn compile(pattern: &str, compiled: &Regex) -> Self {
         let case_insensitive =
             compile_case_insensitive(pattern).unwrap_or_else(|_| compiled.clone());
@@ -301,15 +313,16 @@ impl AnyCase {
     }
 }
 
-/// True if the rest of a path may be a response format (`.json`), as in Rails and in older versions of Spring.
-fn is_format(rest: &str, path: &str) -> bool {
-    matches!(rest.as_bytes(), [b'.', format @ ..] if !format.contains(&b'/')) && path != "/"
+/// True if the remainder of a path may be a response format (`.json`), which Rails and older versions of Spring
+/// accept.
+fn is_format(remainder: &str, path: &str) -> bool {
+    matches!(remainder.as_bytes(), [b'.', format @ ..] if !format.contains(&b'/')) && path != "/"
 }
 
-/// True if the rest of a path may be below it: Apache's MultiViews and PHP without extensions also serve
+/// True if the remainder of a path may be below that path: Apache's MultiViews and PHP without extensions also serve
 /// `/admin/users` at `/admin.php/users`.
-fn is_below(rest: &str, path: &str) -> bool {
-    match rest.as_bytes() {
+fn is_below(remainder: &str, path: &str) -> bool {
+    match remainder.as_bytes() {
         [b'/', ..] => true,
         [b'.', ..] => path != "/",
         _ => false,
@@ -321,7 +334,8 @@ fn is_file(normalized: &str) -> bool {
     normalized.rsplit('/').next().is_some_and(|name| name.contains('.'))
 }
 
-fn parameters_of(rule: &str) -> Parameters {
+/// Returns the form of paths that a rule with this path is compared with.
+fn parameter_handling(rule: &str) -> Parameters {
     if rule.contains(';') { Parameters::Kept } else { Parameters::Dropped }
 }
 
@@ -333,7 +347,7 @@ fn normalized_elements(prefix: &str) -> Option<Box<str>> {
 
 #[derive(Debug, Clone)]
 struct DeniedHeader {
-    /// `None` is the authority.
+    /// The name in lower case; `None` for the authority.
     name: Option<Box<str>>,
     value: DeniedValue,
 }
@@ -346,9 +360,10 @@ impl DeniedHeader {
 
     fn may_match(&self, request: &RequestView<'_>) -> bool {
         let Some(name) = &self.name else {
-            return host_readings(request.authority).any(|host| self.value.may_be(&host));
+            return host_readings(request.authority).any(|host| self.value.may_match_value(&host));
         };
-        let may_match = |joined: Cow<'_, str>| any_value(&joined, |value| self.value.may_be(value));
+        let may_match =
+            |joined: Cow<'_, str>| any_value(&joined, |value| self.value.may_match_value(value));
         // A single value is found in the joined values of all similar names. Other conditions are compared with
         // the header of exactly this name as well.
         let is_single = matches!(self.value, DeniedValue::Text(_));
@@ -367,7 +382,7 @@ impl DeniedHeader {
 
 #[derive(Debug, Clone)]
 struct DeniedParameter {
-    /// Normalized.
+    /// The normalized name.
     name: Box<str>,
     value: DeniedValue,
 }
@@ -375,10 +390,11 @@ struct DeniedParameter {
 impl DeniedParameter {
     fn may_match(&self, request: &RequestView<'_>) -> bool {
         let Some(query) = request.query else { return false };
-        let mut named = all_parameters(query).filter(|(name, _)| may_be_named(name, &self.name));
-        named.any(|(_, value)| {
-            may_be_values(value)
-                .any(|value| any_listed_value(&value, |value| self.value.may_be(value)))
+        let mut named_parameters =
+            all_parameters(query).filter(|(name, _)| may_be_named(name, &self.name));
+        named_parameters.any(|(_, value)| {
+            possible_values(value)
+                .any(|value| any_listed_value(&value, |value| self.value.may_match_value(value)))
         })
     }
 
@@ -390,13 +406,13 @@ impl DeniedParameter {
 
 #[derive(Debug, Clone)]
 enum DeniedValue {
-    /// Normalized, without a comma.
+    /// A single normalized value, without a comma.
     Text(Box<str>),
     /// Several values separated by commas, normalized: they may be part of a longer list.
     List(Box<str>),
-    /// This prefix, normalized.
+    /// A normalized prefix.
     Prefix(Box<str>),
-    Regex(AnyCase),
+    Regex(CaseTolerantRegex),
 }
 
 impl DeniedValue {
@@ -414,11 +430,11 @@ impl DeniedValue {
             (
                 Pattern::Regex(_, compiled),
                 ValueMatch::Regex(pattern) | ValueMatch::Exact(pattern),
-            ) => Self::Regex(AnyCase::compile(pattern, compiled)),
+            ) => Self::Regex(CaseTolerantRegex::compile(pattern, compiled)),
         }
     }
 
-    fn may_be(&self, value: &str) -> bool {
+    fn may_match_value(&self, value: &str) -> bool {
         match self {
             Self::Text(text) => is_equal_folded(value, text),
             Self::List(text) => without_blanks(&folded_case(value)).contains(&**text),

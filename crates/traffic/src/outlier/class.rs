@@ -18,23 +18,24 @@ pub enum EndpointResult {
     Failed(Reason),
 }
 
-/// The evidence of a result about the endpoint.
+/// The evidence that a result gives about its endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureEvidence {
     /// A failure that counts.
-    Yes,
+    Failure,
     /// No failure.
-    No,
+    NoFailure,
     /// No evidence: the client or this sidecar caused the result.
     Unknown,
 }
 
 /// Classifies a result by these failure classes.
 #[must_use]
-pub fn classify_ending(classes: &FailureClasses, result: EndpointResult) -> FailureEvidence {
-    let evidence = |counts: bool| if counts { FailureEvidence::Yes } else { FailureEvidence::No };
+pub fn classify_result(classes: &FailureClasses, result: EndpointResult) -> FailureEvidence {
+    let evidence =
+        |counts: bool| if counts { FailureEvidence::Failure } else { FailureEvidence::NoFailure };
     match result {
-        EndpointResult::ConnectionOpened => FailureEvidence::No,
+        EndpointResult::ConnectionOpened => FailureEvidence::NoFailure,
         EndpointResult::Response { status, grpc } => {
             let is_gateway_error = matches!(status, 502..=504);
             let is_server_error = matches!(status, 500..=599);
@@ -45,7 +46,7 @@ pub fn classify_ending(classes: &FailureClasses, result: EndpointResult) -> Fail
                     || (classes.gateway_errors && is_gateway_error),
             )
         }
-        EndpointResult::Failed(reason) => match class_of(reason) {
+        EndpointResult::Failed(reason) => match failure_class(reason) {
             None => FailureEvidence::Unknown,
             Some(FailureClass::Connect) => evidence(classes.connect),
             Some(FailureClass::Timeout) => evidence(classes.timeout),
@@ -59,16 +60,16 @@ pub fn classify_ending(classes: &FailureClasses, result: EndpointResult) -> Fail
 #[must_use]
 pub fn classify_check(result: EndpointResult) -> FailureEvidence {
     match result {
-        EndpointResult::ConnectionOpened => FailureEvidence::No,
-        EndpointResult::Response { grpc: Some(0), .. } => FailureEvidence::No,
+        EndpointResult::ConnectionOpened => FailureEvidence::NoFailure,
+        EndpointResult::Response { grpc: Some(0), .. } => FailureEvidence::NoFailure,
         EndpointResult::Response { grpc: Some(code), .. } if REJECTION_STATUSES.contains(&code) => {
             FailureEvidence::Unknown
         }
-        EndpointResult::Response { grpc: None, status: 200..=399 } => FailureEvidence::No,
-        EndpointResult::Response { .. } => FailureEvidence::Yes,
-        EndpointResult::Failed(reason) => match class_of(reason) {
+        EndpointResult::Response { grpc: None, status: 200..=399 } => FailureEvidence::NoFailure,
+        EndpointResult::Response { .. } => FailureEvidence::Failure,
+        EndpointResult::Failed(reason) => match failure_class(reason) {
             None => FailureEvidence::Unknown,
-            Some(_) => FailureEvidence::Yes,
+            Some(_) => FailureEvidence::Failure,
         },
     }
 }
@@ -84,7 +85,7 @@ enum FailureClass {
 }
 
 /// Returns the class of a reason that the endpoint is responsible for.
-fn class_of(reason: Reason) -> Option<FailureClass> {
+fn failure_class(reason: Reason) -> Option<FailureClass> {
     match reason {
         Reason::ConnectFailed
         | Reason::PortTaken
@@ -123,21 +124,25 @@ mod tests {
         ];
         for (index, (class, _)) in classes.iter().enumerate() {
             for (other, (_, result)) in classes.iter().enumerate() {
-                let expected =
-                    if index == other { FailureEvidence::Yes } else { FailureEvidence::No };
-                assert_eq!(classify_ending(class, *result), expected, "{class:?} {result:?}");
+                let expected = if index == other {
+                    FailureEvidence::Failure
+                } else {
+                    FailureEvidence::NoFailure
+                };
+                assert_eq!(classify_result(class, *result), expected, "{class:?} {result:?}");
             }
         }
         let gateway = FailureClasses { gateway_errors: true, ..no_classes() };
         for (status, expected) in
             [(500, false), (502, true), (503, true), (504, true), (429, false)]
         {
-            let is_failure = classify_ending(&gateway, response(status)) == FailureEvidence::Yes;
+            let is_failure =
+                classify_result(&gateway, response(status)) == FailureEvidence::Failure;
             assert_eq!(is_failure, expected, "{status}");
         }
         assert_eq!(
-            classify_ending(&gateway, EndpointResult::ConnectionOpened),
-            FailureEvidence::No
+            classify_result(&gateway, EndpointResult::ConnectionOpened),
+            FailureEvidence::NoFailure
         );
     }
 
@@ -147,18 +152,18 @@ mod tests {
         let response = |status| Response { status, grpc: None };
         let call = |grpc| Response { status: 200, grpc: Some(grpc) };
         for (result, expected) in [
-            (response(200), FailureEvidence::No),
-            (response(204), FailureEvidence::No),
-            (response(302), FailureEvidence::No),
-            (response(101), FailureEvidence::Yes),
-            (response(404), FailureEvidence::Yes),
-            (response(503), FailureEvidence::Yes),
-            (call(0), FailureEvidence::No),
-            (call(14), FailureEvidence::Yes),
-            (call(12), FailureEvidence::Yes),
+            (response(200), FailureEvidence::NoFailure),
+            (response(204), FailureEvidence::NoFailure),
+            (response(302), FailureEvidence::NoFailure),
+            (response(101), FailureEvidence::Failure),
+            (response(404), FailureEvidence::Failure),
+            (response(503), FailureEvidence::Failure),
+            (call(0), FailureEvidence::NoFailure),
+            (call(14), FailureEvidence::Failure),
+            (call(12), FailureEvidence::Failure),
             (call(7), FailureEvidence::Unknown),
-            (Failed(Reason::ConnectFailed), FailureEvidence::Yes),
-            (Failed(Reason::RequestTimeout), FailureEvidence::Yes),
+            (Failed(Reason::ConnectFailed), FailureEvidence::Failure),
+            (Failed(Reason::RequestTimeout), FailureEvidence::Failure),
             (Failed(Reason::Denied), FailureEvidence::Unknown),
             (Failed(Reason::Overloaded), FailureEvidence::Unknown),
             (Failed(Reason::UpstreamRefused), FailureEvidence::Unknown),
@@ -173,8 +178,8 @@ mod tests {
         let all_classes =
             FailureClasses { connect: true, timeout: true, reset: true, ..Default::default() };
         for reason in Reason::ALL {
-            if classify_ending(&all_classes, EndpointResult::Failed(*reason))
-                == FailureEvidence::Yes
+            if classify_result(&all_classes, EndpointResult::Failed(*reason))
+                == FailureEvidence::Failure
             {
                 assert_eq!(reason.side(), FailureSide::Upstream, "{reason:?}");
             }

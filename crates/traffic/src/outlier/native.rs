@@ -80,12 +80,12 @@ impl NativeDetector {
     /// Creates a detector without evidence.
     #[must_use]
     pub fn new(rule: OutlierDetection, endpoints: usize) -> Self {
-        let bucket = rule.window / u32::from(rule.buckets.max(1));
+        let bucket_length = rule.window / u32::from(rule.buckets.max(1));
         let endpoints = vec![DetectedEndpoint::new(rule.buckets); endpoints];
         Self {
             rule,
-            bucket_length: bucket,
-            bucket_end: bucket,
+            bucket_length,
+            bucket_end: bucket_length,
             current_bucket: 0,
             endpoints,
             next_ejection_end: None,
@@ -218,7 +218,7 @@ impl NativeDetector {
         events: &mut Vec<EjectionEvent>,
     ) {
         let Some(rule) = &self.rule.health_check else { return };
-        let failed = evidence == FailureEvidence::Yes;
+        let failed = evidence == FailureEvidence::Failure;
         let threshold = if failed { rule.failures } else { rule.successes };
         let may_eject = self.may_eject();
         let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
@@ -255,7 +255,7 @@ impl NativeDetector {
 
     /// Ends one or more buckets. The counts are evaluated as of the end of the first one.
     fn end_buckets(&mut self, now: Duration, random: u64, events: &mut Vec<EjectionEvent>) {
-        self.eject_worst(now, random, events);
+        self.eject_worst_endpoints(now, random, events);
         let ended = 1 + (now - self.bucket_end).as_nanos() / self.bucket_length.as_nanos().max(1);
         let buckets = usize::from(self.rule.buckets.max(1));
         let ended_buckets = usize::try_from(ended).unwrap_or(usize::MAX);
@@ -273,12 +273,17 @@ impl NativeDetector {
             }
         }
         let ended = u32::try_from(ended).unwrap_or(u32::MAX);
-        let passed = self.bucket_length.saturating_mul(ended);
-        self.bucket_end = self.bucket_end.saturating_add(passed);
+        let elapsed = self.bucket_length.saturating_mul(ended);
+        self.bucket_end = self.bucket_end.saturating_add(elapsed);
     }
 
     /// Ejects endpoints with too high a failure rate, the worst first, within the limits.
-    fn eject_worst(&mut self, now: Duration, random: u64, events: &mut Vec<EjectionEvent>) {
+    fn eject_worst_endpoints(
+        &mut self,
+        now: Duration,
+        random: u64,
+        events: &mut Vec<EjectionEvent>,
+    ) {
         let mut random = random;
         while self.may_eject() {
             let endpoints = self.endpoints.iter().enumerate();
@@ -294,12 +299,12 @@ impl NativeDetector {
 
     /// True if one more endpoint may be ejected.
     fn may_eject(&self) -> bool {
-        let (ejected, limit) = self.ejected_and_limit();
+        let (ejected, limit) = self.ejection_count_and_limit();
         ejected < limit
     }
 
     /// Returns the number of ejected or probed endpoints, and its limit.
-    fn ejected_and_limit(&self) -> (usize, usize) {
+    fn ejection_count_and_limit(&self) -> (usize, usize) {
         let count = self.endpoints.len();
         let ejected = self.endpoints.iter().filter(|endpoint| !endpoint.is_in_service()).count();
         let by_percent = count * usize::from(self.rule.max_ejection_percent.min(100)) / 100;
@@ -311,7 +316,7 @@ impl NativeDetector {
     /// were deleted. The next check may eject them again.
     fn enforce_limits(&mut self) {
         loop {
-            let (ejected, limit) = self.ejected_and_limit();
+            let (ejected, limit) = self.ejection_count_and_limit();
             let mut unhealthy =
                 self.endpoints.iter_mut().filter(|endpoint| endpoint.checks.is_unhealthy);
             match unhealthy.next() {

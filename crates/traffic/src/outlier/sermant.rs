@@ -20,7 +20,8 @@ pub struct SermantDetector {
     valid_until: Option<Duration>,
 }
 
-/// The state of one instance, as in Sermant. An instance without calls for the time `expire` is reset.
+/// The state of one instance, with the same fields as in Sermant. An instance without calls for the `expire`
+/// time is reset.
 #[derive(Debug, Clone, Default)]
 struct Instance {
     /// The time of the last call; absent if there was none.
@@ -66,19 +67,19 @@ impl SermantDetector {
         }
     }
 
-    /// Filtering is idempotent without new events, so it runs only at the end of a window or an ejection, or
-    /// after a change of the instances.
+    /// Ends the windows and ejections that are due. Filtering is idempotent without new events, so it runs only
+    /// at the end of a window or an ejection, or after a change of the instances.
     pub(super) fn advance_time(&mut self, now: Duration, events: &mut Vec<EjectionEvent>) {
         if now < self.window_end && self.valid_until.is_some_and(|until| now < until) {
             return;
         }
-        let all: Vec<usize> = (0..self.instances.len()).collect();
-        self.filter_instances(&all, now, events);
+        let all_instances: Vec<usize> = (0..self.instances.len()).collect();
+        self.filter_instances(&all_instances, now, events);
         // A timestamp has passed if it is strictly earlier than now.
         let tick = Duration::from_nanos(1);
         let ejection_ends = self.instances.iter().filter_map(|instance| instance.ejected_until);
-        let passed = ejection_ends.map(|until| until.saturating_add(tick));
-        self.valid_until = passed.chain([self.window_end]).min();
+        let expiry_times = ejection_ends.map(|until| until.saturating_add(tick));
+        self.valid_until = expiry_times.chain([self.window_end]).min();
     }
 
     pub(super) fn record_outcome(
@@ -95,17 +96,17 @@ impl SermantDetector {
         }
     }
 
-    /// Filters a list of instances, keeping its order: Sermant does this each time a client library reads its
-    /// server list.
+    /// Returns the instances of a list that are in service, in their order. Sermant filters each time a client
+    /// library reads its server list.
     pub fn filter_instances(
         &mut self,
-        list: &[usize],
+        slots: &[usize],
         now: Duration,
         events: &mut Vec<EjectionEvent>,
     ) -> Vec<usize> {
         self.end_windows(now, events);
-        let mut remaining = Vec::with_capacity(list.len());
-        for slot in list {
+        let mut remaining = Vec::with_capacity(slots.len());
+        for slot in slots {
             let Some(instance) = self.instances.get_mut(*slot) else { continue };
             match instance.ejected_until {
                 Some(until) if now <= until => continue,
@@ -118,11 +119,11 @@ impl SermantDetector {
             remaining.push(*slot);
         }
         let (total, ejected) =
-            (signed_count(list.len()), signed_count(list.len() - remaining.len()));
+            (signed_count(slots.len()), signed_count(slots.len() - remaining.len()));
         let rule = self.rule.rule;
-        let by_share = total * i64::from(rule.scale_up_limit_ppm) - ejected * MILLION;
-        let by_number = (total - ejected - i64::from(rule.min_instances)) * MILLION;
-        let mut budget = by_share.min(by_number);
+        let share_budget = total * i64::from(rule.scale_up_limit_ppm) - ejected * MILLION;
+        let count_budget = (total - ejected - i64::from(rule.min_instances)) * MILLION;
+        let mut budget = share_budget.min(count_budget);
         let pause = self.rule.common.recovery;
         remaining.retain(|slot| {
             let Some(instance) = self.instances.get_mut(*slot) else { return false };
@@ -151,17 +152,17 @@ impl SermantDetector {
         let window = self.rule.common.window.max(Duration::from_millis(1));
         let ended_count = 1 + (now - self.window_end).as_nanos() / window.as_nanos();
         let ended_count = u32::try_from(ended_count).unwrap_or(u32::MAX);
-        let first = self.window_end;
-        let last = first.saturating_add(window.saturating_mul(ended_count - 1));
+        let first_end = self.window_end;
+        let last_end = first_end.saturating_add(window.saturating_mul(ended_count - 1));
         for (slot, instance) in self.instances.iter_mut().enumerate() {
             let was_ejected = instance.ejected_until.is_some();
-            instance.end_windows(first, last, ended_count, &self.rule);
+            instance.end_windows(first_end, last_end, ended_count, &self.rule);
             // The ejection of a reset instance ends too.
             if was_ejected && instance.ejected_until.is_none() {
                 events.push(EjectionEvent::Unejected { slot });
             }
         }
-        self.window_end = last.saturating_add(window);
+        self.window_end = last_end.saturating_add(window);
         self.valid_until = None;
     }
 }
@@ -170,14 +171,14 @@ impl Instance {
     /// Ends this number of windows, the first and the last at these times.
     fn end_windows(
         &mut self,
-        first: Duration,
-        last: Duration,
+        first_end: Duration,
+        last_end: Duration,
         ended_count: u32,
         rule: &SermantRemoval,
     ) {
         let Some(last_call) = self.last_call else { return };
-        let expired = |at: Duration| at.saturating_sub(last_call) >= rule.common.expire;
-        if expired(first) || expired(last) {
+        let is_expired = |at: Duration| at.saturating_sub(last_call) >= rule.common.expire;
+        if is_expired(first_end) || is_expired(last_end) {
             *self = Self::default();
             return;
         }
@@ -202,5 +203,5 @@ fn signed_count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX / MILLION / 2)
 }
 
-/// One instance, in millionths.
+/// One instance in the unit of the ejection budget.
 const MILLION: i64 = 1_000_000;

@@ -7,18 +7,18 @@ use leno_model::{EjectionTime, FailureRate, HealthCheck, HealthProbe, OutlierDet
 
 use super::*;
 
-const SEEDS: u64 = 200;
+const SEED_COUNT: u64 = 200;
 const WINDOW: Duration = Duration::from_secs(2);
-const BASE: Duration = Duration::from_secs(5);
+const BASE_EJECTION_TIME: Duration = Duration::from_secs(5);
 
 struct SeededRandom(u64);
 
 impl SeededRandom {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
     }
 
     fn below_bound(&mut self, bound: u64) -> u64 {
@@ -36,7 +36,11 @@ fn random_rule(random: &mut SeededRandom) -> OutlierDetection {
         consecutive_failures: (random.below_bound(2) == 0).then_some(5),
         max_ejection_percent: random.below_bound(101) as u8,
         min_healthy: 1 + random.below_bound(3) as u32,
-        ejection_time: EjectionTime { base: BASE, max: BASE * 4, jitter_percent: 50 },
+        ejection_time: EjectionTime {
+            base: BASE_EJECTION_TIME,
+            max: BASE_EJECTION_TIME * 4,
+            jitter_percent: 50,
+        },
         probe_requests: 1 + random.below_bound(3) as u32,
         health_check: (random.below_bound(2) == 0).then(|| {
             let probe = HealthProbe::Http { path: "/".to_owned() };
@@ -52,8 +56,9 @@ struct FaultSimulation {
     rule: OutlierDetection,
     detector: OutlierDetector,
     failing: Vec<bool>,
-    /// Probes in progress.
-    probes: Vec<usize>,
+    pending_probes: Vec<usize>,
+    /// The number of probes that did not end at once.
+    lasting_probe_count: u32,
     now: Duration,
     seed: u64,
     random: SeededRandom,
@@ -66,7 +71,16 @@ impl FaultSimulation {
         let endpoints = 1 + random.below_bound(8) as usize;
         let detector = OutlierDetector::new(&OutlierAlgorithm::Native(rule.clone()), endpoints);
         let failing = vec![false; endpoints];
-        Self { rule, detector, failing, probes: Vec::new(), now: Duration::ZERO, seed, random }
+        Self {
+            rule,
+            detector,
+            failing,
+            pending_probes: Vec::new(),
+            lasting_probe_count: 0,
+            now: Duration::ZERO,
+            seed,
+            random,
+        }
     }
 
     fn ejected_count(&self) -> usize {
@@ -100,10 +114,17 @@ impl FaultSimulation {
         let mut events = Vec::new();
         let random_number = self.random.next();
         self.detector.advance_time(self.now, random_number, &mut events);
+        if !self.pending_probes.is_empty() && self.random.below_bound(3) == 0 {
+            let slot = self.pending_probes.swap_remove(0);
+            self.complete_request(slot, true, random_number, &mut events);
+        }
         let slot = self.random.below_bound(self.failing.len() as u64) as usize;
         if self.random.below_bound(4) == 0 {
-            let evidence =
-                if self.failing[slot] { FailureEvidence::Yes } else { FailureEvidence::No };
+            let evidence = if self.failing[slot] {
+                FailureEvidence::Failure
+            } else {
+                FailureEvidence::NoFailure
+            };
             self.detector.record_check(slot, evidence, self.now, &mut events);
             return;
         }
@@ -111,26 +132,34 @@ impl FaultSimulation {
             return;
         }
         let probe = self.detector.start_request(slot);
-        assert!(!probe || !self.probes.contains(&slot), "seed {}: two probes", self.seed);
-        if probe && self.random.below_bound(4) == 0 {
-            // Its client disconnects: no evidence.
-            self.detector.release_request(slot, true);
-            return;
+        assert!(!probe || !self.pending_probes.contains(&slot), "seed {}: two probes", self.seed);
+        match self.random.below_bound(4) {
+            // The client disconnects, so the result is no evidence.
+            0 if probe => self.detector.release_request(slot, true),
+            1 if probe => {
+                self.pending_probes.push(slot);
+                self.lasting_probe_count += 1;
+            }
+            _ => self.complete_request(slot, probe, random_number, &mut events),
         }
-        let result = RequestResult {
-            failed: self.failing[slot],
-            probe,
-            now: self.now,
-            random: random_number,
-        };
-        self.detector.record_outcome(slot, result, &mut events);
+    }
+
+    fn complete_request(
+        &mut self,
+        slot: usize,
+        probe: bool,
+        random: u64,
+        events: &mut Vec<EjectionEvent>,
+    ) {
+        let result = RequestResult { failed: self.failing[slot], probe, now: self.now, random };
+        self.detector.record_outcome(slot, result, events);
     }
 }
 
 #[test]
 fn limits_hold_and_only_failing_endpoints_are_ejected() {
-    let mut ejections = 0;
-    for seed in 0..SEEDS {
+    let (mut ejections, mut lasting_probes) = (0, 0);
+    for seed in 0..SEED_COUNT {
         let mut simulation = FaultSimulation::new(seed);
         simulation.run_for(Duration::from_secs(3));
         assert_eq!(simulation.ejected_count(), 0, "seed {seed}: no endpoint failed");
@@ -148,15 +177,25 @@ fn limits_hold_and_only_failing_endpoints_are_ejected() {
         assert_eq!(
             ejected,
             failing.min(simulation.ejection_limit()),
-            "seed {seed}: within two windows"
+            "seed {seed}: failing endpoints are ejected within two windows"
         );
-        assert_eq!(simulation.ejected_count(), ejected, "seed {seed}: only the unhealthy");
+        assert_eq!(
+            simulation.ejected_count(),
+            ejected,
+            "seed {seed}: only failing endpoints are ejected"
+        );
         ejections += ejected;
         simulation.failing.fill(false);
-        simulation.run_for(BASE * 4 + Duration::from_secs(5));
-        assert_eq!(simulation.ejected_count(), 0, "seed {seed}: all are healthy");
+        simulation.run_for(BASE_EJECTION_TIME * 4 + Duration::from_secs(5));
+        assert_eq!(
+            simulation.ejected_count(),
+            0,
+            "seed {seed}: recovered endpoints return to service"
+        );
+        lasting_probes += simulation.lasting_probe_count;
     }
     assert!(ejections > 100, "{ejections}");
+    assert!(lasting_probes > 100, "{lasting_probes}");
 }
 
 #[test]

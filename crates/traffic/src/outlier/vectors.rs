@@ -12,54 +12,57 @@ use super::*;
 
 #[test]
 fn native_outlier_detection_passes_its_vectors() {
-    let vectors = read("native.json");
+    let vectors = read_vectors("native.json");
     let defaults = &vectors["defaults"];
     for case in vectors["cases"].as_array().unwrap() {
         let rule = |key: &str| match &case["rule"][key] {
             Value::Null => defaults[key].clone(),
-            own => own.clone(),
+            case_value => case_value.clone(),
         };
         let algorithm = OutlierAlgorithm::Native(native_rule(&rule));
         let mut detector = OutlierDetector::new(&algorithm, instance_names(case).len());
-        run(case, |step, now| native_step(&mut detector, case, step, now));
+        run_steps(case, |step, now| native_step(&mut detector, case, step, now));
     }
 }
 
 #[test]
 fn sermant_outlier_detection_passes_its_vectors() {
-    let vectors = read("sermant.json");
+    let vectors = read_vectors("sermant.json");
     let defaults = &vectors["defaults"];
     for case in vectors["cases"].as_array().unwrap() {
         let field = |key: &str| match &case[key] {
             Value::Null => defaults[key].clone(),
-            own => own.clone(),
+            case_value => case_value.clone(),
         };
         let service = Name::new(field("service").as_str().unwrap()).unwrap();
         let rule = sermant_rule(&field).for_service(&service);
         let mut detector = rule.map(|rule| SermantDetector::new(rule, instance_names(case).len()));
-        run(case, |step, now| sermant_step(detector.as_mut(), case, step, now));
+        run_steps(case, |step, now| sermant_step(detector.as_mut(), case, step, now));
     }
 }
 
-/// A pick sees the filtered list, however often it is queried in between.
+/// The states agree with the filtered list, however often the time advances in between.
 #[test]
 fn endpoint_states_agree_with_the_filtered_list() {
-    let vectors = read("sermant.json");
+    let vectors = read_vectors("sermant.json");
     let defaults = &vectors["defaults"];
-    let mut compared = 0;
+    let mut comparisons = 0;
     for case in vectors["cases"].as_array().unwrap() {
-        let twice = case["steps"].as_array().unwrap().iter().any(|step| !step["passes"].is_null());
+        let has_repeated_passes =
+            case["steps"].as_array().unwrap().iter().any(|step| !step["passes"].is_null());
         let field = |key: &str| match &case[key] {
             Value::Null => defaults[key].clone(),
-            own => own.clone(),
+            case_value => case_value.clone(),
         };
         let service = Name::new("provider").unwrap();
-        let Some(rule) = sermant_rule(&field).for_service(&service).filter(|_| !twice) else {
+        let Some(rule) =
+            sermant_rule(&field).for_service(&service).filter(|_| !has_repeated_passes)
+        else {
             continue;
         };
         let mut detector =
             OutlierDetector::new(&OutlierAlgorithm::Sermant(rule), instance_names(case).len());
-        run(case, |step, now| {
+        run_steps(case, |step, now| {
             let mut events = Vec::new();
             for call in step_calls(step, case) {
                 let result = RequestResult { failed: call.1, probe: false, now, random: 0 };
@@ -67,22 +70,23 @@ fn endpoint_states_agree_with_the_filtered_list() {
             }
             detector.advance_time(now, 0, &mut events);
             detector.advance_time(now, 0, &mut events);
-            if let Some(kept) = step["kept"].as_array() {
-                compared += 1;
+            if let Some(expected_names) = step["kept"].as_array() {
+                comparisons += 1;
                 let names = instance_names(case);
-                let state =
+                let is_in_service =
                     |slot: &usize| detector.endpoint_state(*slot) == EjectionState::InService;
-                let remaining = (0..names.len()).filter(state).map(|slot| names[slot].clone());
+                let remaining =
+                    (0..names.len()).filter(is_in_service).map(|slot| names[slot].clone());
                 assert_eq!(
                     remaining.collect::<Vec<_>>(),
-                    text_values(kept),
+                    text_values(expected_names),
                     "{}: {step}",
                     case["name"]
                 );
             }
         });
     }
-    assert!(compared > 20);
+    assert!(comparisons > 20);
 }
 
 fn native_step(detector: &mut OutlierDetector, case: &Value, step: &Value, now: Duration) {
@@ -93,7 +97,7 @@ fn native_step(detector: &mut OutlierDetector, case: &Value, step: &Value, now: 
         detector.record_outcome(slot, RequestResult { failed, probe, now, random: 0 }, &mut events);
     }
     for (slot, failed) in call_outcomes(&step["checks"], case) {
-        let evidence = if failed { FailureEvidence::Yes } else { FailureEvidence::No };
+        let evidence = if failed { FailureEvidence::Failure } else { FailureEvidence::NoFailure };
         detector.record_check(slot, evidence, now, &mut events);
     }
     for (name, expected) in step["standing"].as_object().into_iter().flatten() {
@@ -124,13 +128,13 @@ fn sermant_step(detector: Option<&mut SermantDetector>, case: &Value, step: &Val
             }
         }
     }
-    if let Some(kept) = step["kept"].as_array() {
+    if let Some(expected_names) = step["kept"].as_array() {
         let remaining: Vec<String> = remaining.iter().map(|slot| names[*slot].clone()).collect();
-        assert_eq!(remaining, text_values(kept), "{}: {step}", case["name"]);
+        assert_eq!(remaining, text_values(expected_names), "{}: {step}", case["name"]);
     }
 }
 
-fn run(case: &Value, mut step: impl FnMut(&Value, Duration)) {
+fn run_steps(case: &Value, mut step: impl FnMut(&Value, Duration)) {
     let steps = case["steps"].as_array().unwrap();
     assert!(steps.len() > 1, "{}", case["name"]);
     for step_value in steps {
@@ -143,19 +147,19 @@ fn step_calls(step: &Value, case: &Value) -> Vec<(usize, bool)> {
     call_outcomes(&step["calls"], case)
 }
 
-/// Calls or checks: the endpoint of each, and true if it failed.
+/// Returns the outcomes of calls or checks: the endpoint of each, and true if it failed.
 fn call_outcomes(list: &Value, case: &Value) -> Vec<(usize, bool)> {
-    let each = |call: &Value| {
+    let outcomes_of_call = |call: &Value| {
         let slot = instance_index(call["to"].as_str().unwrap(), case);
         let failed = call["failed"].as_u64().unwrap();
         let calls = (0..call["count"].as_u64().unwrap()).map(move |n| (slot, n < failed));
         calls.collect::<Vec<_>>()
     };
-    list.as_array().into_iter().flatten().flat_map(each).collect()
+    list.as_array().into_iter().flatten().flat_map(outcomes_of_call).collect()
 }
 
 fn instance_index(name: &str, case: &Value) -> usize {
-    instance_names(case).iter().position(|known| known == name).unwrap()
+    instance_names(case).iter().position(|listed_name| listed_name == name).unwrap()
 }
 
 fn instance_names(case: &Value) -> Vec<String> {
@@ -180,7 +184,7 @@ fn native_rule(rule: &dyn Fn(&str) -> Value) -> OutlierDetection {
         }),
         consecutive_failures: rule("consecutiveFailures")
             .as_u64()
-            .map(|many| u32::try_from(many).unwrap()),
+            .map(|count| u32::try_from(count).unwrap()),
         max_ejection_percent: percent("maxEjectionPercent"),
         min_healthy: number("minHealthy"),
         ejection_time: EjectionTime {
@@ -206,14 +210,15 @@ fn sermant_rule(field: &dyn Fn(&str) -> Value) -> SermantConfig {
     let ppm = |share: &Value| (share.as_f64().unwrap() * 1e6).round() as u32;
     let rules = field("rules");
     let rules = rules.as_array().unwrap().iter().map(|rule| {
-        let own = SermantRule {
+        let service_rule = SermantRule {
             scale_up_limit_ppm: ppm(&rule["scaleUpLimit"]),
             min_instances: u32::try_from(rule["minInstanceNum"].as_u64().unwrap()).unwrap(),
             error_rate_ppm: ppm(&rule["errorRate"]),
         };
-        (rule["key"].as_str().unwrap().to_owned(), own)
+        (rule["key"].as_str().unwrap().to_owned(), service_rule)
     });
-    let (default, own): (Vec<_>, Vec<_>) = rules.partition(|(key, _)| key == "default-rule");
+    let (default_rules, service_rules): (Vec<_>, Vec<_>) =
+        rules.partition(|(key, _)| key == "default-rule");
     SermantConfig {
         common: SermantCommon {
             failures: FailureClasses { timeout: true, ..FailureClasses::default() },
@@ -222,12 +227,15 @@ fn sermant_rule(field: &dyn Fn(&str) -> Value) -> SermantConfig {
             window: time("windowsTime"),
             windows: u32::try_from(field("windowsNum").as_u64().unwrap()).unwrap(),
         },
-        rules: own.into_iter().map(|(key, rule)| (Name::new(&key).unwrap(), rule)).collect(),
-        default_rule: default.first().map(|(_, rule)| *rule),
+        rules: service_rules
+            .into_iter()
+            .map(|(key, rule)| (Name::new(&key).unwrap(), rule))
+            .collect(),
+        default_rule: default_rules.first().map(|(_, rule)| *rule),
     }
 }
 
-fn read(file: &str) -> Value {
+fn read_vectors(file: &str) -> Value {
     let path = format!("{}/../../tests/vectors/removal/{file}", env!("CARGO_MANIFEST_DIR"));
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }

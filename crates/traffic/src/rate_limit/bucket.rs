@@ -15,30 +15,31 @@ use rustc_hash::FxHashMap;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BucketRate {
     /// The refill time of one token.
-    token: u64,
+    token_time: u64,
     /// The refill time of an empty bucket.
-    whole: u64,
+    bucket_time: u64,
 }
 
 impl BucketRate {
     pub(super) fn from_rate(rate: Rate) -> Self {
         let period = u64::try_from(rate.time.as_nanos()).unwrap_or(u64::MAX);
-        let token = (period / u64::from(rate.count.max(1))).max(1);
-        Self { token, whole: token.saturating_mul(u64::from(rate.size.max(1))) }
+        let token_time = (period / u64::from(rate.count.max(1))).max(1);
+        let bucket_time = token_time.saturating_mul(u64::from(rate.size.max(1)));
+        Self { token_time, bucket_time }
     }
 
-    /// Returns the time at which the bucket is full after one more token was taken. If it is empty, the error
-    /// is the time until a token is available.
-    fn full_after(self, full_at: u64, now: u64) -> Result<u64, Duration> {
-        let new_full_at = full_at.max(now).saturating_add(self.token);
-        match (new_full_at - now).checked_sub(self.whole) {
+    /// Returns the time at which the bucket is full after one more token is taken. If the bucket is empty, the
+    /// error is the time until a token is available.
+    fn next_full_at(self, full_at: u64, now: u64) -> Result<u64, Duration> {
+        let new_full_at = full_at.max(now).saturating_add(self.token_time);
+        match (new_full_at - now).checked_sub(self.bucket_time) {
             None | Some(0) => Ok(new_full_at),
             Some(shortage) => Err(Duration::from_nanos(shortage)),
         }
     }
 
-    fn with_token_returned(self, full_at: u64) -> u64 {
-        full_at.saturating_sub(self.token)
+    fn full_at_after_return(self, full_at: u64) -> u64 {
+        full_at.saturating_sub(self.token_time)
     }
 }
 
@@ -54,7 +55,7 @@ impl Bucket {
     pub(super) fn take_token(&self, rate: BucketRate, now: u64) -> Result<(), Duration> {
         let mut wait = Duration::ZERO;
         let result = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |full_at| {
-            match rate.full_after(full_at, now) {
+            match rate.next_full_at(full_at, now) {
                 Ok(new_full_at) => Some(new_full_at),
                 Err(shortage) => {
                     wait = shortage;
@@ -66,10 +67,10 @@ impl Bucket {
     }
 
     /// Returns an unused token.
-    pub(super) fn give_back(&self, rate: BucketRate) {
-        let updated = |full_at| Some(rate.with_token_returned(full_at));
+    pub(super) fn return_tokens(&self, rate: BucketRate) {
+        let updated = |full_at| Some(rate.full_at_after_return(full_at));
         let result = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, updated);
-        result.expect("there is always a number");
+        result.expect("the update always returns a value");
     }
 }
 
@@ -101,15 +102,15 @@ impl Buckets {
         // Held for one map lookup, without waits or panics.
         let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
         let full_at = generations.bucket_for(key, self.capacity);
-        *full_at = rate.full_after(*full_at, now)?;
+        *full_at = rate.next_full_at(*full_at, now)?;
         Ok(())
     }
 
     /// Returns an unused token.
-    pub(super) fn give_back(&self, key: u128, rate: BucketRate) {
+    pub(super) fn return_tokens(&self, key: u128, rate: BucketRate) {
         let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(full_at) = generations.young.get_mut(&key) {
-            *full_at = rate.with_token_returned(*full_at);
+            *full_at = rate.full_at_after_return(*full_at);
         }
     }
 }
@@ -152,9 +153,9 @@ mod tests {
         assert_eq!(bucket.take_token(rate, now + SECOND / 4), Err(Duration::from_millis(250)));
         assert_eq!(bucket.take_token(rate, now + SECOND / 2), Ok(()));
         assert!(bucket.take_token(rate, now + SECOND / 2).is_err());
-        bucket.give_back(rate);
+        bucket.return_tokens(rate);
         assert_eq!(bucket.take_token(rate, now + SECOND / 2), Ok(()));
-        // It never holds more than its size.
+        // The bucket never holds more tokens than its size.
         for _ in 0..3 {
             assert_eq!(bucket.take_token(rate, 100 * SECOND), Ok(()));
         }
@@ -167,32 +168,32 @@ mod tests {
             let (bucket, rate) = (Bucket::default(), test_rate(count, seconds, size));
             // Four steps are one token: no fraction is lost.
             let step = seconds * SECOND / u64::from(count) / 4;
-            let mut taken = 0_u64;
+            let mut taken_tokens = 0_u64;
             for step_number in 0..3_000 {
-                taken += u64::from(bucket.take_token(rate, step_number * step).is_ok());
+                taken_tokens += u64::from(bucket.take_token(rate, step_number * step).is_ok());
             }
             let elapsed = 2_999 * step;
             let maximum = u64::from(size) + elapsed / (seconds * SECOND / u64::from(count));
-            assert!(taken <= maximum, "{taken} of {maximum}");
-            assert!(taken + 1 >= maximum.min(3_000), "{taken} of {maximum}");
+            assert!(taken_tokens <= maximum, "{taken_tokens} of {maximum}");
+            assert!(taken_tokens + 1 >= maximum.min(3_000), "{taken_tokens} of {maximum}");
         }
     }
 
     #[test]
     fn concurrent_threads_take_no_more_tokens_than_the_bucket_holds() {
         let (bucket, rate) = (Bucket::default(), test_rate(1, 3600, 100));
-        let taken = AtomicU64::new(0);
+        let taken_tokens = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..100 {
                         let count = u64::from(bucket.take_token(rate, SECOND).is_ok());
-                        taken.fetch_add(count, Ordering::Relaxed);
+                        taken_tokens.fetch_add(count, Ordering::Relaxed);
                     }
                 });
             }
         });
-        assert_eq!(taken.load(Ordering::Relaxed), 100);
+        assert_eq!(taken_tokens.load(Ordering::Relaxed), 100);
     }
 
     #[test]
@@ -209,6 +210,6 @@ mod tests {
         for key in 9_995..10_000 {
             assert!(buckets.take_token(key, rate, SECOND).is_err(), "{key}");
         }
-        assert_eq!(buckets.take_token(1, rate, SECOND), Ok(()), "long forgotten");
+        assert_eq!(buckets.take_token(1, rate, SECOND), Ok(()), "the bucket was dropped");
     }
 }

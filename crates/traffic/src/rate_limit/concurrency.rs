@@ -13,16 +13,16 @@ use super::to_nanos;
 #[derive(Debug)]
 pub(super) struct ConcurrencySlots {
     /// The number of requests with a slot; a request holds it until the end of the response.
-    taken: AtomicU32,
+    acquired: AtomicU32,
     /// The maximum number of requests with a slot.
-    requests: u32,
-    adaptive: Option<Adaptive>,
+    max_requests: u32,
+    adaptive: Option<AdaptiveLimit>,
 }
 
 /// The adaptive limit of requests that wait for the start of their response, which measures the load of the
 /// application. Requests that are still being sent, streams and WebSockets do not wait.
 #[derive(Debug)]
-struct Adaptive {
+struct AdaptiveLimit {
     /// The number of waiting requests.
     waiting: AtomicU32,
     /// The current limit of waiting requests outside probes.
@@ -48,13 +48,13 @@ pub(super) enum ResponseOutcome {
 
 impl ConcurrencySlots {
     pub(super) fn new(rule: &Concurrency) -> Self {
-        let adaptive = rule.adaptive.map(|adaptive| Adaptive::new(adaptive, rule.requests));
-        Self { taken: AtomicU32::new(0), requests: rule.requests, adaptive }
+        let adaptive = rule.adaptive.map(|adaptive| AdaptiveLimit::new(adaptive, rule.requests));
+        Self { acquired: AtomicU32::new(0), max_requests: rule.requests, adaptive }
     }
 
     /// Acquires a slot, if one is available. `is_waiting` is true if the request is complete.
     pub(super) fn try_acquire(&self, is_waiting: bool, now: Duration) -> bool {
-        if !increment_below(&self.taken, self.requests) {
+        if !increment_below(&self.acquired, self.max_requests) {
             return false;
         }
         let has_room = self.adaptive.as_ref().is_none_or(|adaptive| match is_waiting {
@@ -62,14 +62,14 @@ impl ConcurrencySlots {
             false => adaptive.waiting.load(Ordering::Relaxed) < adaptive.current_limit(now),
         });
         if !has_room {
-            self.taken.fetch_sub(1, Ordering::Relaxed);
+            self.acquired.fetch_sub(1, Ordering::Relaxed);
         }
         has_room
     }
 
     /// Releases a slot. `is_waiting` is true if the request is complete and the response has not started.
     pub(super) fn release(&self, is_waiting: bool) {
-        self.taken.fetch_sub(1, Ordering::Relaxed);
+        self.acquired.fetch_sub(1, Ordering::Relaxed);
         if is_waiting {
             self.finish_waiting();
         }
@@ -89,7 +89,7 @@ impl ConcurrencySlots {
         }
     }
 
-    /// Records the result of a request that waited since `sent`; called before [`Self::is_heard`].
+    /// Records the result of a request that waited since `sent`; called before [`Self::finish_waiting`].
     pub(super) fn record_outcome(&self, sent: Duration, outcome: ResponseOutcome, now: Duration) {
         let Some(adaptive) = &self.adaptive else { return };
         let waiting = adaptive.waiting.load(Ordering::Relaxed);
@@ -103,11 +103,11 @@ impl ConcurrencySlots {
 
 /// Increments a counter if it is below a limit. Returns true if it was incremented.
 fn increment_below(counter: &AtomicU32, limit: u32) -> bool {
-    let incremented = |count: u32| (count < limit).then(|| count + 1);
-    counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, incremented).is_ok()
+    let next_count = |count: u32| (count < limit).then(|| count + 1);
+    counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next_count).is_ok()
 }
 
-impl Adaptive {
+impl AdaptiveLimit {
     fn new(rule: AdaptiveConcurrency, ceiling: u32) -> Self {
         let tuning = Tuning::new(rule, ceiling);
         Self {
@@ -150,7 +150,7 @@ struct Tuning {
     /// The average of the last window outside probes, in seconds.
     average: f64,
     /// The lowest average of each of the last intervals, the current one first; in seconds.
-    lowest_averages: [f64; INTERVALS],
+    lowest_averages: [f64; INTERVAL_COUNT],
     interval: Interval,
     probe: Option<Probe>,
     /// The limit and the average at the start of the current reduction.
@@ -230,7 +230,7 @@ impl Tuning {
             limit: INITIAL_LIMIT.max(rule.min_concurrency).min(ceiling).into(),
             window: Window::default(),
             average: 0.0,
-            lowest_averages: [f64::INFINITY; INTERVALS],
+            lowest_averages: [f64::INFINITY; INTERVAL_COUNT],
             interval: Interval { started: None, length: MIN_FIRST_INTERVAL, was_full: false },
             probe: None,
             reduced_from: None,
@@ -277,7 +277,7 @@ impl Tuning {
         self.window.add_sample(latency);
         self.window.abandoned += u32::from(outcome == ResponseOutcome::Abandoned);
         self.window.peak = self.window.peak.max(waiting);
-        self.is_over(now).then(|| {
+        self.is_window_over(now).then(|| {
             let window = std::mem::replace(&mut self.window, Window::starting_at(now));
             self.finish_window(&window, now);
             self.probe.map_or(Duration::ZERO, |probe| probe.until)
@@ -286,7 +286,7 @@ impl Tuning {
 
     /// True if the window is over. A new limit shows in responses only after one latency, so a window lasts at
     /// least two.
-    fn is_over(&self, now: Duration) -> bool {
+    fn is_window_over(&self, now: Duration) -> bool {
         if self.probe.is_some() {
             return self.window.samples >= MIN_PROBE_SAMPLES;
         }
@@ -321,7 +321,8 @@ impl Tuning {
     /// Starts an interval. `lengths_passed` is the elapsed time as a multiple of the previous interval's
     /// length.
     fn start_interval(&mut self, lengths_passed: f64, now: Duration) {
-        for _ in (0..INTERVALS).take_while(|interval| lengths_passed >= *interval as f64 + 1.0) {
+        for _ in (0..INTERVAL_COUNT).take_while(|interval| lengths_passed >= *interval as f64 + 1.0)
+        {
             self.lowest_averages.rotate_right(1);
             let [lowest, ..] = &mut self.lowest_averages;
             *lowest = f64::INFINITY;
@@ -340,7 +341,7 @@ impl Tuning {
     fn adjust_limit(&mut self, window: &Window) {
         let (average, peak) = (window.average_latency(), window.peak);
         if !window.is_mostly_abandoned() && self.is_reduction_ineffective(average) {
-            self.lowest_averages = [f64::INFINITY; INTERVALS];
+            self.lowest_averages = [f64::INFINITY; INTERVAL_COUNT];
             let [lowest, ..] = &mut self.lowest_averages;
             *lowest = average;
             self.reduced_from = None;
@@ -401,7 +402,7 @@ impl Tuning {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "it is bounded"
+            reason = "the limit is between 1 and the configured maximum"
         )]
         let limit = self.limit as u32;
         limit
@@ -422,7 +423,7 @@ const MIN_SAMPLES: u32 = 50;
 const MIN_PROBE_SAMPLES: u32 = 10;
 /// The number of intervals that the baseline covers, with one probe each: a minute. Intervals are longer if
 /// latency exceeds half a second.
-const INTERVALS: usize = 6;
+const INTERVAL_COUNT: usize = 6;
 /// The minimum length of an interval.
 const MIN_INTERVAL: Duration = Duration::from_secs(10);
 /// The first interval is short: the initial baseline may include a queue.

@@ -8,9 +8,9 @@ use crate::request::HeaderLookup;
 /// A change of one header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeaderChange {
-    /// Its name, in lower case.
+    /// The name of the header, in lower case.
     pub name: String,
-    /// Its new value.
+    /// The new value.
     pub value: String,
     /// The action for an existing header.
     pub action: HeaderAction,
@@ -19,13 +19,13 @@ pub struct HeaderChange {
 /// The action for an existing header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HeaderAction {
-    /// It is replaced.
+    /// The existing header is replaced.
     Replace,
-    /// It stays, and the new value is added.
+    /// The existing header is retained, and the new value is added.
     Append,
-    /// It stays; the new value is added only if the header is absent.
+    /// An existing header is retained; the new value is added only if the header is absent.
     IfAbsent,
-    /// It is replaced; an absent header is not added.
+    /// An existing header is replaced; an absent header is not added.
     IfPresent,
 }
 
@@ -104,7 +104,7 @@ impl FieldEdits {
     }
 }
 
-/// The maximum length of a name in an error.
+/// The maximum number of characters of a header name in an error.
 const MAX_NAME_CHARACTERS: usize = 64;
 
 #[cfg(test)]

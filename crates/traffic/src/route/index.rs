@@ -13,17 +13,19 @@ use crate::rule_index::{PrefixIndex, RuleIndex};
 /// the longest of several prefixes wins.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RouteIndex {
-    exact: FxHashMap<Box<str>, Group>,
-    prefixes: PrefixIndex<Group>,
+    /// The matches by exact path.
+    exact: FxHashMap<Box<str>, MatchGroup>,
+    /// The matches by path prefix.
+    prefixes: PrefixIndex<MatchGroup>,
     /// Matches by regular expression, followed by those for any path.
-    unindexed: Group,
+    unindexed: MatchGroup,
 }
 
 /// Matches with the same path condition, in order of precedence.
 #[derive(Debug, Clone, Default)]
-struct Group {
+struct MatchGroup {
     matches: Box<[CompiledMatch]>,
-    /// An index of their other exact conditions, if there are many matches.
+    /// An index of the other exact conditions, if there are many matches.
     index: Option<Box<RuleIndex>>,
 }
 
@@ -48,23 +50,23 @@ impl RouteIndex {
             };
             group.push(compiled);
         }
-        let group = |(path, matches)| (path, Group::from_matches(matches));
+        let group = |(path, matches)| (path, MatchGroup::from_matches(matches));
         Self {
             exact: exact.into_iter().map(group).collect(),
             prefixes: PrefixIndex::from_prefixes(prefixes.into_iter().map(group)),
-            unindexed: Group::from_matches(unindexed),
+            unindexed: MatchGroup::from_matches(unindexed),
         }
     }
 
     /// Returns the first match for the request.
     #[inline(never)]
     pub(super) fn find_match(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
-        if let Some(found) =
+        if let Some(matching) =
             self.find_by_exact_path(request).or_else(|| self.find_by_prefix(request))
         {
-            return Some(found);
+            return Some(matching);
         }
-        self.unindexed.first_with_path(request)
+        self.unindexed.find_with_path(request)
     }
 
     #[inline]
@@ -72,16 +74,16 @@ impl RouteIndex {
         if self.exact.is_empty() {
             return None;
         }
-        self.exact.get(request.path)?.first_except_path(request)
+        self.exact.get(request.path)?.find_except_path(request)
     }
 
     /// Tries the prefixes of the path that end at an element boundary, the longest first.
     fn find_by_prefix(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
-        self.prefixes.find_longest(request.path, |group| group.first_except_path(request))
+        self.prefixes.find_longest(request.path, |group| group.find_except_path(request))
     }
 }
 
-impl Group {
+impl MatchGroup {
     fn from_matches(matches: Vec<CompiledMatch>) -> Self {
         let index = RuleIndex::build_if_many(matches.len(), || {
             matches.iter().map(|compiled| compiled.matcher.index_conditions()).collect()
@@ -89,18 +91,18 @@ impl Group {
         Self { matches: matches.into(), index }
     }
 
-    /// Returns the first match, including the path condition.
+    /// Returns the first match of which all conditions hold, including that of the path.
     #[inline(never)]
-    fn first_with_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
+    fn find_with_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
         self.first_match(request, |compiled| compiled.matcher.matches(request))
     }
 
-    /// Returns the first match; the path condition holds for all of them.
-    fn first_except_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
+    /// Returns the first match of which the other conditions hold, for a group whose path condition holds.
+    fn find_except_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
         self.first_match(request, |compiled| compiled.matcher.matches_except_path(request))
     }
 
-    /// Returns the first for which `is_match` is true.
+    /// Returns the first match for which `is_match` is true.
     #[inline]
     fn first_match(
         &self,
@@ -109,13 +111,13 @@ impl Group {
     ) -> Option<&CompiledMatch> {
         match &self.index {
             None => self.matches.iter().find(|compiled| is_match(compiled)),
-            Some(index) => self.first_by_index(index, request, is_match),
+            Some(index) => self.find_by_index(index, request, is_match),
         }
     }
 
-    /// Separate, so that a small number of matches does not pay for it.
+    /// Returns the first match by the index. Separate, so that a small number of matches does not pay for it.
     #[inline(never)]
-    fn first_by_index(
+    fn find_by_index(
         &self,
         index: &RuleIndex,
         request: &RequestView<'_>,

@@ -180,10 +180,10 @@ fn backend_shares(backends: &[(&str, u32)]) -> HashMap<String, u32> {
     let fields = Vec::<(String, String)>::new();
     let request =
         RequestView { method: "GET", path: "/", query: None, authority: "", fields: &fields };
-    let mut rule_of_all = route_rule("r", vec![RequestMatch::default()]);
-    rule_of_all.backends =
+    let mut catch_all_rule = route_rule("r", vec![RequestMatch::default()]);
+    catch_all_rule.backends =
         backends.iter().map(|(name, weight)| weighted_backend(name, *weight)).collect();
-    let routes = PortRoutes::compile(&port_with_rules(vec![rule_of_all])).unwrap();
+    let routes = PortRoutes::compile(&port_with_rules(vec![catch_all_rule])).unwrap();
     let mut shares = HashMap::new();
     for random in 0..1_000 {
         let name = match routes.choose_backend(&request, random) {
@@ -248,7 +248,7 @@ fn any_match() -> impl Strategy<Value = RequestMatch> {
     })
 }
 
-/// Returns the documented order, implemented naively: compares all matches pair by pair.
+/// Returns the rule that the documented order selects, by a naive comparison of all matches pair by pair.
 fn naive_choice(port: &PortConfig, path: &str) -> Option<usize> {
     let mut selected: Option<(usize, &RequestMatch)> = None;
     for (index, rule) in port.rules.iter().enumerate() {
@@ -263,8 +263,9 @@ fn naive_choice(port: &PortConfig, path: &str) -> Option<usize> {
     selected.map(|(index, _)| index)
 }
 
-/// Methods, headers and parameters of [`any_match`] always match the request of [`selected_rule`].
-fn naive_matches(pattern_of_path: &PathMatch, path: &str) -> bool {
+/// True if the path matches. Methods, headers and parameters of [`any_match`] always match the request of
+/// [`selected_rule`].
+fn naive_matches(path_match: &PathMatch, path: &str) -> bool {
     let elements = |path: &str| -> Vec<String> {
         path.trim_matches('/')
             .split('/')
@@ -272,7 +273,7 @@ fn naive_matches(pattern_of_path: &PathMatch, path: &str) -> bool {
             .map(str::to_owned)
             .collect()
     };
-    match pattern_of_path {
+    match path_match {
         PathMatch::Any => true,
         PathMatch::Exact(exact) => exact == path,
         PathMatch::Prefix(prefix) => elements(path).starts_with(&elements(prefix)),
@@ -285,30 +286,30 @@ fn naive_matches(pattern_of_path: &PathMatch, path: &str) -> bool {
     }
 }
 
-fn is_more_specific(left: &RequestMatch, right: &RequestMatch) -> bool {
+fn is_more_specific(first: &RequestMatch, second: &RequestMatch) -> bool {
     let prefix_length = |path: &PathMatch| match path {
         PathMatch::Prefix(prefix) => prefix.trim_end_matches('/').len(),
         _ => 0,
     };
     let is_exact = |path: &PathMatch| matches!(path, PathMatch::Exact(_));
     let is_regex = |path: &PathMatch| matches!(path, PathMatch::Regex(_));
-    let (l, r) = (&left.path, &right.path);
-    if is_exact(l) != is_exact(r) {
-        return is_exact(l);
+    let (first_path, second_path) = (&first.path, &second.path);
+    if is_exact(first_path) != is_exact(second_path) {
+        return is_exact(first_path);
     }
-    if prefix_length(l) != prefix_length(r) {
-        return prefix_length(l) > prefix_length(r);
+    if prefix_length(first_path) != prefix_length(second_path) {
+        return prefix_length(first_path) > prefix_length(second_path);
     }
-    if is_regex(l) != is_regex(r) {
-        return is_regex(l);
+    if is_regex(first_path) != is_regex(second_path) {
+        return is_regex(first_path);
     }
-    if left.methods.is_empty() != right.methods.is_empty() {
-        return right.methods.is_empty();
+    if first.methods.is_empty() != second.methods.is_empty() {
+        return second.methods.is_empty();
     }
-    if left.headers.len() != right.headers.len() {
-        return left.headers.len() > right.headers.len();
+    if first.headers.len() != second.headers.len() {
+        return first.headers.len() > second.headers.len();
     }
-    left.query.len() > right.query.len()
+    first.query.len() > second.query.len()
 }
 
 proptest! {
@@ -323,8 +324,8 @@ proptest! {
     }
 }
 
-/// Returns the literal definition: of all matches for the request, the first by rank, then by position.
-fn first_by_rank(port: &PortConfig, request: &RequestView<'_>) -> Option<usize> {
+/// Returns the rule by the literal definition: of all matches for the request, the first by rank, then by position.
+fn find_by_rank(port: &PortConfig, request: &RequestView<'_>) -> Option<usize> {
     let numbered = port.rules.iter().enumerate();
     let matches = numbered.flat_map(|(index, rule)| {
         rule.matches.iter().map(move |request_match| (index, request_match))
@@ -359,7 +360,7 @@ proptest! {
                     None
                 }
             };
-            prop_assert_eq!(selected, first_by_rank(&port, &request), "{}", path);
+            prop_assert_eq!(selected, find_by_rank(&port, &request), "{}", path);
         }
     }
 }
@@ -419,7 +420,7 @@ proptest! {
                 None
             }
         };
-        prop_assert_eq!(selected, first_by_rank(&port, &request));
+        prop_assert_eq!(selected, find_by_rank(&port, &request));
     }
 }
 

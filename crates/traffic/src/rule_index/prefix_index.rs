@@ -30,8 +30,8 @@ impl<T> PrefixIndex<T> {
     ) -> Option<R> {
         let path = path.as_bytes();
         for length in &self.lengths {
-            let Some((prefix, rest)) = path.split_at_checked(*length) else { continue };
-            if !matches!(rest, [] | [b'/', ..]) {
+            let Some((prefix, remainder)) = path.split_at_checked(*length) else { continue };
+            if !matches!(remainder, [] | [b'/', ..]) {
                 continue;
             }
             let value = self.values.get(prefix);
@@ -48,8 +48,8 @@ impl<T> PrefixIndex<T> {
     pub(crate) fn for_each_interpreted<'a>(&'a self, path: &str, mut on_value: impl FnMut(&'a T)) {
         let path = path.as_bytes();
         for length in &self.lengths {
-            let Some((prefix, rest)) = path.split_at_checked(*length) else { continue };
-            if matches!(rest, [] | [b'/' | b'.', ..])
+            let Some((prefix, remainder)) = path.split_at_checked(*length) else { continue };
+            if matches!(remainder, [] | [b'/' | b'.', ..])
                 && let Some(value) = self.values.get(prefix)
             {
                 on_value(value);
@@ -74,8 +74,8 @@ impl<T> Default for PrefixIndex<T> {
 }
 
 /// Returns the whole elements that all paths with this textual prefix share, if any.
-pub(crate) fn whole_elements(text: &str) -> Option<&str> {
-    let (elements, _) = text.rsplit_once('/')?;
+pub(crate) fn whole_elements(prefix: &str) -> Option<&str> {
+    let (elements, _) = prefix.rsplit_once('/')?;
     (!elements.is_empty()).then_some(elements)
 }
 
@@ -97,14 +97,14 @@ mod tests {
         ) {
             let index = PrefixIndex::from_prefixes(values.iter().map(|prefix| (prefix.as_str().into(), prefix)));
             let has = |prefix: &&String| {
-                let rest = path.strip_prefix(prefix.as_str());
-                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+                let remainder = path.strip_prefix(prefix.as_str());
+                remainder.is_some_and(|remainder| remainder.is_empty() || remainder.starts_with('/'))
             };
             let mut expected: Vec<&String> = values.iter().filter(has).collect();
             expected.sort_by_key(|prefix| std::cmp::Reverse(prefix.len()));
-            let mut found = Vec::new();
-            index.for_each_prefix(&path, |prefix| found.push(*prefix));
-            prop_assert_eq!(&found, &expected);
+            let mut found_prefixes = Vec::new();
+            index.for_each_prefix(&path, |prefix| found_prefixes.push(*prefix));
+            prop_assert_eq!(&found_prefixes, &expected);
             let first = index.find_longest(&path, |prefix| prefix.contains('a').then_some(*prefix));
             prop_assert_eq!(first, expected.into_iter().find(|prefix| prefix.contains('a')));
         }

@@ -5,32 +5,36 @@ use std::ops::Range;
 /// The distinct positions of several lists, in order.
 #[derive(Debug)]
 pub(crate) struct RulePositions<'a> {
-    /// The remainders of the first lists, usually all: they need no allocation.
-    inline: [&'a [usize]; MAX_INLINE_LISTS],
-    overflow: Vec<&'a [usize]>,
+    /// The remaining positions of the first lists, which need no allocation.
+    inline_lists: [&'a [usize]; MAX_INLINE_LISTS],
+    overflow_lists: Vec<&'a [usize]>,
     /// All positions, if the index cannot be used.
-    all: Range<usize>,
+    all_positions: Range<usize>,
 }
 
 impl<'a> RulePositions<'a> {
     /// Creates an empty union.
     pub(crate) fn empty() -> Self {
-        Self { inline: [&[]; MAX_INLINE_LISTS], overflow: Vec::new(), all: 0..0 }
+        Self {
+            inline_lists: [&[]; MAX_INLINE_LISTS],
+            overflow_lists: Vec::new(),
+            all_positions: 0..0,
+        }
     }
 
     /// Creates the union of all positions.
-    pub(crate) fn all_rules(rules: usize) -> Self {
-        Self { all: 0..rules, ..Self::empty() }
+    pub(crate) fn all_rules(count: usize) -> Self {
+        Self { all_positions: 0..count, ..Self::empty() }
     }
 
-    /// Adds a list.
+    /// Adds a sorted list.
     pub(crate) fn add_list(&mut self, list: &'a [usize]) {
         if list.is_empty() {
             return;
         }
-        match self.inline.iter_mut().find(|remaining| remaining.is_empty()) {
+        match self.inline_lists.iter_mut().find(|remaining| remaining.is_empty()) {
             Some(remaining) => *remaining = list,
-            None => self.overflow.push(list),
+            None => self.overflow_lists.push(list),
         }
     }
 }
@@ -39,11 +43,11 @@ impl Iterator for RulePositions<'_> {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
-        let lists = self.inline.iter().chain(&self.overflow);
+        let lists = self.inline_lists.iter().chain(&self.overflow_lists);
         let Some(next) = lists.filter_map(|remaining| remaining.first()).copied().min() else {
-            return self.all.next();
+            return self.all_positions.next();
         };
-        for remaining in self.inline.iter_mut().chain(&mut self.overflow) {
+        for remaining in self.inline_lists.iter_mut().chain(&mut self.overflow_lists) {
             if let Some((first, rest)) = remaining.split_first()
                 && *first == next
             {
@@ -54,7 +58,8 @@ impl Iterator for RulePositions<'_> {
     }
 }
 
-/// Enough for the path as sent and as decoded, the rules without conditions, and one more list.
+/// The maximum number of lists without an allocation: one each for the path as sent, the path as decoded and
+/// the rules without conditions, and one more.
 const MAX_INLINE_LISTS: usize = 4;
 
 #[cfg(test)]

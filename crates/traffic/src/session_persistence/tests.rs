@@ -65,7 +65,7 @@ fn only_encoded_values_are_parsed() {
         PersistenceValue { number: 7, started: None, last_sent: None },
         PersistenceValue { number: u64::MAX, started: Some(0), last_sent: Some(u64::MAX) },
     ] {
-        assert_eq!(PersistenceValue::read(&value.encode()), Some(value));
+        assert_eq!(PersistenceValue::parse(&value.encode()), Some(value));
     }
     for text in [
         "",
@@ -80,7 +80,7 @@ fn only_encoded_values_are_parsed() {
         "cart-1",
         "ä00000000000000",
     ] {
-        assert_eq!(PersistenceValue::read(text), None, "{text}");
+        assert_eq!(PersistenceValue::parse(text), None, "{text}");
     }
 }
 
@@ -92,7 +92,7 @@ fn a_value_is_valid_until_one_of_its_limits_expires() {
         ..persistence_of_type(PersistenceType::Header)
     };
     // Session start at 1000, last response at 1050.
-    for (rule, now, counts) in [
+    for (rule, now, is_valid) in [
         (limited(None, None), 9_999, true),
         (limited(Some(100), None), 1_099, true),
         (limited(Some(100), None), 1_100, false),
@@ -106,25 +106,29 @@ fn a_value_is_valid_until_one_of_its_limits_expires() {
     ] {
         let persistence = compile_persistence(rule.clone());
         let fields = request_fields(&persistence, Some(1_000), 1_050);
-        let shown = persistence.session_value(&request_view(&fields, "/"), from_seconds(now));
-        assert_eq!(shown.is_some(), counts, "{rule:?} at {now}");
-        if let Some(shown) = shown.filter(|_| rule.absolute.is_some()) {
-            assert_eq!(shown.started, from_seconds(1_000));
+        let presented = persistence.session_value(&request_view(&fields, "/"), from_seconds(now));
+        assert_eq!(presented.is_some(), is_valid, "{rule:?} at {now}");
+        if let Some(presented) = presented.filter(|_| rule.absolute.is_some()) {
+            assert_eq!(presented.started, from_seconds(1_000));
         }
     }
     // A value without times is invalid if there are limits.
-    let plain = request_fields(
+    let fields_without_times = request_fields(
         &compile_persistence(persistence_of_type(PersistenceType::Header)),
         None,
         1_000,
     );
     let persistence = compile_persistence(limited(Some(100), None));
-    assert!(persistence.session_value(&request_view(&plain, "/"), from_seconds(1_000)).is_none());
+    assert!(
+        persistence
+            .session_value(&request_view(&fields_without_times, "/"), from_seconds(1_000))
+            .is_none()
+    );
 }
 
 #[test]
 fn a_value_contains_no_name_and_is_valid_for_its_rule_only() {
-    let names = EndpointNames::default();
+    let endpoint_numbers = EndpointNumbers::default();
     let endpoint = Arc::new(Endpoint {
         id: endpoint_id("cart-1"),
         address: ([10, 1, 2, 3], 80).into(),
@@ -135,21 +139,23 @@ fn a_value_contains_no_name_and_is_valid_for_its_rule_only() {
     let persistence = compile_persistence(persistence_of_type(PersistenceType::Cookie));
     let fields = request_fields(&persistence, None, 5);
     let value = &fields[0].1;
-    for clear in ["cart-1", "10.1.2.3", "0a010203", "shop"] {
-        assert!(!value.contains(clear), "{value}");
+    for plaintext in ["cart-1", "10.1.2.3", "0a010203", "shop"] {
+        assert!(!value.contains(plaintext), "{value}");
     }
-    let found = |persistence: &CompiledPersistence| {
-        let shown =
+    let finds_endpoint = |persistence: &CompiledPersistence| {
+        let presented =
             persistence.session_value(&request_view(&fields, "/"), from_seconds(5)).unwrap();
-        persistence.find_endpoint(&names, std::slice::from_ref(&endpoint), shown).is_some()
+        persistence
+            .find_endpoint(&endpoint_numbers, std::slice::from_ref(&endpoint), presented)
+            .is_some()
     };
-    assert!(found(&persistence));
-    let mut other = persistent_rule(
+    assert!(finds_endpoint(&persistence));
+    let mut other_rule = persistent_rule(
         persistence_of_type(PersistenceType::Cookie),
         vec![RequestMatch::default()],
     );
-    other.route = RouteName::new("shop", "other").unwrap();
-    assert!(!found(&CompiledPersistence::from_rule(&other, 0).unwrap()));
+    other_rule.route = RouteName::new("shop", "other").unwrap();
+    assert!(!finds_endpoint(&CompiledPersistence::from_rule(&other_rule, 0).unwrap()));
     // The same on every machine and in every version: clients keep it across restarts.
     assert_eq!(value, "a=b; cart=74837e45a88bcd57");
 }
@@ -168,15 +174,15 @@ fn each_rule_without_a_name_gets_its_own() {
 #[test]
 fn a_cookie_is_set_only_if_the_client_does_not_have_it() {
     let id = endpoint_id("cart-1");
-    let tell = |persistence: SessionPersistence, since: Option<u64>, is_safe| {
-        let last_sent = compile_persistence(persistence).response_field(
+    let cookie_attributes = |persistence: SessionPersistence, since: Option<u64>, is_tls| {
+        let attributes = compile_persistence(persistence).response_field(
             &id,
             since.map(from_seconds),
             from_seconds(1_030),
             "/a",
-            is_safe,
+            is_tls,
         );
-        last_sent.map(|(name, value)| {
+        attributes.map(|(name, value)| {
             assert_eq!(name, "set-cookie");
             value.split_once("; ").unwrap().1.to_owned()
         })
@@ -190,7 +196,7 @@ fn a_cookie_is_set_only_if_the_client_does_not_have_it() {
         ..persistence_of_type(PersistenceType::Cookie)
     };
     let idle_lasting = SessionPersistence { idle: Some(from_seconds(10)), ..lasting.clone() };
-    for (persistence, since, is_safe, expected) in [
+    for (persistence, since, is_tls, expected) in [
         (
             persistence_of_type(PersistenceType::Cookie),
             None,
@@ -210,16 +216,17 @@ fn a_cookie_is_set_only_if_the_client_does_not_have_it() {
         // A repeated cookie keeps its original end.
         (idle_lasting, Some(1_000), false, Some("Path=/a; Max-Age=70; HttpOnly; SameSite=Strict")),
     ] {
-        let last_sent = tell(persistence.clone(), since, is_safe);
-        assert_eq!(last_sent.as_deref(), expected, "{persistence:?}");
+        let attributes = cookie_attributes(persistence.clone(), since, is_tls);
+        assert_eq!(attributes.as_deref(), expected, "{persistence:?}");
     }
 }
 
 #[test]
 fn a_cookie_has_the_path_of_its_rule() {
     let matches = |paths: &[PathMatch]| -> Vec<RequestMatch> {
-        let matched = |path: &PathMatch| RequestMatch { path: path.clone(), ..<_>::default() };
-        paths.iter().map(matched).collect()
+        let request_match =
+            |path: &PathMatch| RequestMatch { path: path.clone(), ..<_>::default() };
+        paths.iter().map(request_match).collect()
     };
     let (prefix, exact, regex) = (
         |path: &str| PathMatch::Prefix(path.into()),
@@ -247,13 +254,15 @@ fn a_cookie_has_the_path_of_its_rule() {
             "{paths:?}"
         );
     }
-    let named = SessionPersistence {
+    let persistence_with_path = SessionPersistence {
         path: Some("/shop".to_owned()),
         ..persistence_of_type(PersistenceType::Cookie)
     };
-    let persistence =
-        CompiledPersistence::from_rule(&persistent_rule(named, matches(&[prefix("/a")])), 0)
-            .unwrap();
+    let persistence = CompiledPersistence::from_rule(
+        &persistent_rule(persistence_with_path, matches(&[prefix("/a")])),
+        0,
+    )
+    .unwrap();
     for request in ["/a/b", "/shop/a"] {
         assert_eq!(
             persistence.cookie_path(&request_view(&Vec::new(), request)),

@@ -8,10 +8,10 @@ use crate::rule_index::{IndexCondition, IndexedAttribute};
 /// Returns the exact conditions that every matching request meets.
 pub(super) fn exact_conditions(matcher: &TagMatcher) -> Vec<IndexCondition> {
     let needs_all = matcher.quorum == Quorum::All || matcher.headers.len() == 1;
-    let headers = matcher.headers.iter().filter(|_| needs_all).filter_map(|test| {
-        let (texts, ignores_case) = test.test.exact_values()?;
+    let headers = matcher.headers.iter().filter(|_| needs_all).filter_map(|header| {
+        let (texts, ignores_case) = header.matcher.exact_values()?;
         let key = IndexedAttribute::Header {
-            name: test.name.clone(),
+            name: header.name.clone(),
             repeated: matcher.repeated,
             ignores_case,
         };

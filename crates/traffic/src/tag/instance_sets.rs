@@ -28,15 +28,15 @@ impl InstanceSet {
         let tags = |tags: &BTreeMap<String, TagValue>| {
             let value = |(name, value): (&String, &TagValue)| {
                 let value = match value {
-                    TagValue::Is(value) => Some(value.clone()),
-                    TagValue::Callers => caller.tags.get(name).cloned(),
+                    TagValue::Exact(value) => Some(value.clone()),
+                    TagValue::SameAsCaller => caller.tags.get(name).cloned(),
                 };
                 (name.clone(), value)
             };
             tags.iter().map(value).collect()
         };
         match set {
-            TagSet::Every => Self::Every,
+            TagSet::AllInstances => Self::Every,
             TagSet::All(all) => Self::All(tags(all)),
             TagSet::Any(any) => Self::Any(tags(any)),
             TagSet::Default => Self::Except(excluded.to_vec()),

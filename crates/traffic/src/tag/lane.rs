@@ -15,7 +15,7 @@ use crate::rule_index::RuleIndex;
 /// The lanes of a workload, compiled.
 #[derive(Debug, Default)]
 pub struct Lanes {
-    /// By application port, in order of precedence.
+    /// The lanes of each application port, in order of precedence.
     ports: BTreeMap<u16, PortLanes>,
 }
 
@@ -23,7 +23,7 @@ pub struct Lanes {
 #[derive(Debug)]
 struct PortLanes {
     lanes: Box<[CompiledLane]>,
-    /// An index, if there are many.
+    /// An index of the lanes, if there are many.
     index: Option<Box<RuleIndex>>,
 }
 
@@ -33,7 +33,7 @@ struct CompiledLane {
     matcher: TagMatcher,
     shares: WeightedTargets,
     /// The headers of each share, one of which is selected at random.
-    marks: Box<[Box<[LaneHeader]>]>,
+    headers_by_share: Box<[Box<[LaneHeader]>]>,
     origin: RuleOrigin,
     match_slot: MatchSlot,
 }
@@ -66,13 +66,13 @@ impl Lanes {
 
     /// True if lanes may add headers to requests to this port.
     #[must_use]
-    pub fn may_mark(&self, port: u16) -> bool {
+    pub fn may_add_headers(&self, port: u16) -> bool {
         !self.ports.is_empty() && self.ports.contains_key(&port)
     }
 
     /// Returns the headers to add to a request to a port of the application. The first matching rule decides,
     /// by one random choice among its shares.
-    pub fn marks_for(
+    pub fn headers_for_request(
         &self,
         port: u16,
         request: &RequestView<'_>,
@@ -80,7 +80,7 @@ impl Lanes {
     ) -> LaneHeaders<'_> {
         let lane = self.ports.get(&port).and_then(|lanes| lanes.first_match(request));
         let headers = lane.and_then(|lane| {
-            lane.marks.get(lane.shares.choose_target(ChoicePurpose::Lane, random))
+            lane.headers_by_share.get(lane.shares.choose_target(ChoicePurpose::Lane, random))
         });
         let rule = lane.map(|lane| (&lane.origin, &lane.match_slot));
         LaneHeaders { rule, headers: headers.map_or(&[], |headers| headers) }
@@ -95,7 +95,7 @@ impl PortLanes {
         Self { lanes, index }
     }
 
-    /// Returns the first match.
+    /// Returns the first matching lane.
     fn first_match(&self, request: &RequestView<'_>) -> Option<&CompiledLane> {
         let Some(index) = &self.index else {
             return self.lanes.iter().find(|lane| lane.matcher.matches(request));
@@ -115,10 +115,10 @@ impl CompiledLane {
             headers.iter().map(pair).collect()
         };
         Ok(Self {
-            matcher: TagMatcher::compile(&rule.matches)
-                .map_err(|bad| bad.with_object(rule.origin.object_key()))?,
+            matcher: TagMatcher::compile(&rule.request_match)
+                .map_err(|error| error.with_object(rule.origin.object_key()))?,
             shares: WeightedTargets::from_percentages(rule.marks.iter().map(|mark| mark.percent)),
-            marks: rule.marks.iter().map(|mark| headers(&mark.headers)).collect(),
+            headers_by_share: rule.marks.iter().map(|mark| headers(&mark.headers)).collect(),
             origin: rule.origin.clone(),
             match_slot: MatchSlot::default(),
         })
@@ -126,7 +126,7 @@ impl CompiledLane {
 }
 
 impl<'a> LaneHeaders<'a> {
-    /// True if there are none.
+    /// True if there are no headers to add.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.headers.is_empty()
@@ -137,9 +137,9 @@ impl<'a> LaneHeaders<'a> {
         &self,
         request: &RequestView<'_>,
     ) -> impl Iterator<Item = (&'a str, &'a str)> {
-        let absent = |(name, _): &&(Box<str>, Box<str>)| {
+        let is_absent = |(name, _): &&(Box<str>, Box<str>)| {
             header_value(request, name, leno_model::RepeatedHeader::First).is_none()
         };
-        self.headers.iter().filter(absent).map(|(name, value)| (&**name, &**value))
+        self.headers.iter().filter(is_absent).map(|(name, value)| (&**name, &**value))
     }
 }

@@ -47,24 +47,25 @@ impl TagMatcher {
                 || self.query_and_cookies_match(request))
     }
 
-    /// Separate, so that rules without parameters and cookies need no stack space for it.
+    /// True if the tests of query parameters and cookies hold. Separate, so that rules without such tests need no
+    /// stack space for it.
     #[inline(never)]
     fn query_and_cookies_match(&self, request: &RequestView<'_>) -> bool {
-        let query = |test: &NamedValueMatcher| {
-            let raw = request.query.and_then(|query| find_parameter(query, &test.name));
-            test.test.accepts(raw.and_then(decoded_text).as_deref())
+        let accepts_parameter = |named: &NamedValueMatcher| {
+            let raw = request.query.and_then(|query| find_parameter(query, &named.name));
+            named.matcher.accepts(raw.and_then(decoded_text).as_deref())
         };
-        let cookie = |test: &NamedValueMatcher| {
-            test.test.accepts(cookie_value(request, &test.name).as_deref())
+        let accepts_cookie = |named: &NamedValueMatcher| {
+            named.matcher.accepts(cookie_value(request, &named.name).as_deref())
         };
-        self.query.iter().all(query) && self.cookies.iter().all(cookie)
+        self.query.iter().all(accepts_parameter) && self.cookies.iter().all(accepts_cookie)
     }
 
     fn headers_match(&self, request: &RequestView<'_>) -> bool {
-        let holds = |test: &NamedValueMatcher| {
-            test.test.accepts(header_value(request, &test.name, self.repeated).as_deref())
+        let accepts_header = |header: &NamedValueMatcher| {
+            header.matcher.accepts(header_value(request, &header.name, self.repeated).as_deref())
         };
-        meets_quorum(self.quorum, &self.headers, holds)
+        meets_quorum(self.quorum, &self.headers, accepts_header)
     }
 }
 
@@ -111,8 +112,8 @@ pub(super) fn applies_to_caller(
         return Ok(false);
     }
     let tests = NamedValueMatcher::compile_all(&from.tags, PatternField::CallerTag)?;
-    let holds = |test: &NamedValueMatcher| {
-        test.test.accepts(caller.tags.get(&*test.name).map(String::as_str))
+    let accepts_tag = |tag: &NamedValueMatcher| {
+        tag.matcher.accepts(caller.tags.get(&*tag.name).map(String::as_str))
     };
-    Ok(meets_quorum(from.quorum, &tests, holds))
+    Ok(meets_quorum(from.quorum, &tests, accepts_tag))
 }

@@ -23,7 +23,7 @@ pub(super) struct RulesForCaller {
     index: RuleIndex,
     stems: Box<[Pattern]>,
     /// The sets for requests without a matching rule, by the combination of matching stems.
-    unmatched: Box<[Box<[SetId]>]>,
+    fallback_sets: Box<[Box<[SetId]>]>,
     pub(super) by_caller: Box<[CompiledCallerRule]>,
     /// All sets of possible decisions; the first is [`InstanceSet::Every`].
     pub(super) sets: Box<[InstanceSet]>,
@@ -34,13 +34,13 @@ pub(super) struct RulesForCaller {
 /// The index of a set.
 pub(super) type SetId = usize;
 
-/// All instances.
+/// The id of the set of all instances.
 pub(super) const ALL_INSTANCES: SetId = 0;
 
 /// A compiled [`TagRule`].
 #[derive(Debug)]
 pub(super) struct CompiledTagRule {
-    /// Its index among all rules, including those for other callers.
+    /// The index of the rule among all rules, including those for other callers.
     pub(super) index: usize,
     matcher: TagMatcher,
     stem: Option<usize>,
@@ -62,7 +62,7 @@ pub(super) struct CompiledTagSplit {
 /// A compiled [`CallerRule`].
 #[derive(Debug)]
 pub(super) struct CompiledCallerRule {
-    /// Its index among all rules, including those for other callers.
+    /// The index of the rule among all rules, including those for other callers.
     pub(super) index: usize,
     pub(super) shares: WeightedTargets,
     pub(super) sets: Box<[InstanceSet]>,
@@ -79,26 +79,26 @@ impl RulesForCaller {
         rules: &TagRules,
         caller: &CallerAttributes,
     ) -> Result<Self, InvalidPattern> {
-        let mut for_caller = Vec::new();
+        let mut applicable_rules = Vec::new();
         for (index, rule) in rules.rules.iter().enumerate() {
             if applies_to_caller(&rule.from, caller)
-                .map_err(|bad| bad.with_object(rule.origin.object_key()))?
+                .map_err(|error| error.with_object(rule.origin.object_key()))?
             {
-                for_caller.push((index, rule));
+                applicable_rules.push((index, rule));
             }
         }
         let mut sets = InstanceSets::default();
-        let stems = StemIndex::from_rules(&for_caller)?;
-        let unmatched =
-            fallback_sets(&rules.fallback_policy, &for_caller, &stems, caller, &mut sets);
+        let stems = StemIndex::from_rules(&applicable_rules)?;
+        let fallback_sets =
+            fallback_sets(&rules.fallback_policy, &applicable_rules, &stems, caller, &mut sets);
         let excluded: Vec<InstanceSet> =
-            for_caller.iter().flat_map(|(_, rule)| named_sets(rule, caller)).collect();
+            applicable_rules.iter().flat_map(|(_, rule)| named_sets(rule, caller)).collect();
         let mut compiled = Vec::new();
-        for (index, rule) in &for_caller {
+        for (index, rule) in &applicable_rules {
             let stem = stems.stem_index(rule);
             let context = ResolveContext { caller, excluded: &excluded };
             let rule = CompiledTagRule::from_rule(*index, rule, stem, &context, &mut sets)
-                .map_err(|bad| bad.with_object(rule.origin.object_key()))?;
+                .map_err(|error| error.with_object(rule.origin.object_key()))?;
             compiled.push(rule);
         }
         let conditions: Vec<_> =
@@ -107,15 +107,15 @@ impl RulesForCaller {
             index: RuleIndex::from_rules(&conditions),
             rules: compiled.into(),
             stems: stems.patterns.into(),
-            unmatched,
-            by_caller: compile_preferences(&rules.by_caller, caller)?,
+            fallback_sets,
+            by_caller: compile_preferences(&rules.caller_rules, caller)?,
             sets: sets.into_boxed(),
             depends_on_request: !rules.rules.is_empty(),
         })
     }
 
-    /// Returns the rule for a request.
-    pub(super) fn rule_for(&self, request: &RequestView<'_>) -> Option<&CompiledTagRule> {
+    /// Returns the first rule that matches a request.
+    pub(super) fn find_rule(&self, request: &RequestView<'_>) -> Option<&CompiledTagRule> {
         let mask = self.stem_mask(request);
         let is_match = |index: usize| {
             self.rules.get(index).is_some_and(|rule| {
@@ -131,7 +131,7 @@ impl RulesForCaller {
         if !self.depends_on_request {
             return &[ALL_INSTANCES];
         }
-        self.unmatched.get(self.stem_mask(request)).map_or(&[], |sets| sets)
+        self.fallback_sets.get(self.stem_mask(request)).map_or(&[], |sets| sets)
     }
 
     /// Returns one bit for each stem, set if the path before its last dot matches.
@@ -159,7 +159,7 @@ impl CompiledTagRule {
         });
         Ok(Self {
             index,
-            matcher: TagMatcher::compile(&rule.matches)?,
+            matcher: TagMatcher::compile(&rule.request_match)?,
             stem,
             split,
             fallback,
@@ -274,8 +274,8 @@ impl Default for InstanceSets {
 
 impl InstanceSets {
     fn set_id(&mut self, set: InstanceSet) -> SetId {
-        let next = self.ids.len();
-        *self.ids.entry(set).or_insert(next)
+        let next_id = self.ids.len();
+        *self.ids.entry(set).or_insert(next_id)
     }
 
     fn into_boxed(self) -> Box<[InstanceSet]> {
@@ -295,7 +295,7 @@ impl<'a> StemIndex<'a> {
     fn from_rules(rules: &[(usize, &'a TagRule)]) -> Result<Self, InvalidPattern> {
         let mut stems = Self { texts: Vec::new(), patterns: Vec::new() };
         for (_, rule) in rules {
-            let Some(text) = rule.matches.stem.as_deref() else { continue };
+            let Some(text) = rule.request_match.stem.as_deref() else { continue };
             // The configuration readers reject more stems: each doubles the number of lists.
             if stems.texts.contains(&text) || stems.texts.len() == MAX_STEMS {
                 continue;
@@ -311,8 +311,8 @@ impl<'a> StemIndex<'a> {
     }
 
     fn stem_index(&self, rule: &TagRule) -> Option<usize> {
-        let text = rule.matches.stem.as_deref()?;
-        self.texts.iter().position(|known| *known == text)
+        let text = rule.request_match.stem.as_deref()?;
+        self.texts.iter().position(|listed| *listed == text)
     }
 }
 
@@ -347,7 +347,7 @@ fn compile_preferences(
     let mut preferences = Vec::new();
     for (index, rule) in rules.iter().enumerate() {
         if applies_to_caller(&rule.from, caller)
-            .map_err(|bad| bad.with_object(rule.origin.object_key()))?
+            .map_err(|error| error.with_object(rule.origin.object_key()))?
         {
             preferences.push(CompiledCallerRule::from_rule(index, rule, caller));
         }
@@ -372,7 +372,7 @@ impl CompiledCallerRule {
             sets: sets.into(),
             min_percent: rule.min_percent,
             min_total: rule.min_total,
-            continues: rule.goes_on,
+            continues: rule.continues,
             yields: rule.origin.dialect != TagDialect::Sermant,
         }
     }
@@ -386,7 +386,7 @@ fn applies_to(target: &TagTarget, caller: &CallerAttributes) -> bool {
     };
     caller.has_parameters
         || tags.iter().all(|(name, value)| match value {
-            TagValue::Is(_) => true,
-            TagValue::Callers => matches!(name.as_str(), "version" | "zone"),
+            TagValue::Exact(_) => true,
+            TagValue::SameAsCaller => matches!(name.as_str(), "version" | "zone"),
         })
 }

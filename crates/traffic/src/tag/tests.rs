@@ -23,7 +23,7 @@ fn tag_map(tags: &[(&str, &str)]) -> BTreeMap<String, String> {
 
 fn all_tags(names: &[(&str, &str)]) -> TagSet {
     let tags = tag_map(names).into_iter();
-    TagSet::All(tags.map(|(name, value)| (name, TagValue::Is(value))).collect())
+    TagSet::All(tags.map(|(name, value)| (name, TagValue::Exact(value))).collect())
 }
 
 fn split_to(set: TagSet) -> TagSplit {
@@ -33,9 +33,9 @@ fn split_to(set: TagSet) -> TagSplit {
 fn tag_rule(index: u32, matches: TagMatch, split: TagSplit) -> TagRule {
     TagRule {
         origin: rule_origin(index),
-        precedence: 0,
+        priority: 0,
         from: CallerMatch::default(),
-        matches,
+        request_match: matches,
         split,
         fallback: TagSplit::default(),
         fallback_policy: Vec::new(),
@@ -78,7 +78,7 @@ fn test_instances() -> Endpoints {
 }
 
 fn tag_rules(rules: Vec<TagRule>) -> TagRules {
-    TagRules { rules, fallback_policy: vec![FallbackPolicy::Default], by_caller: Vec::new() }
+    TagRules { rules, fallback_policy: vec![FallbackPolicy::Default], caller_rules: Vec::new() }
 }
 
 fn compile_rules(rules: TagRules) -> CompiledTagRules {
@@ -119,7 +119,10 @@ fn a_rule_selects_by_tags_and_other_requests_go_to_untagged_instances() {
         workload_names(&compiled.choose_instances(&request_view(&unmatched), &mut no_random)),
         ["old", "bare"]
     );
-    assert_eq!(workload_names(&compiled.without_request(&mut no_random)), ["old", "new", "bare"]);
+    assert_eq!(
+        workload_names(&compiled.choose_without_request(&mut no_random)),
+        ["old", "new", "bare"]
+    );
 }
 
 #[test]
@@ -201,10 +204,7 @@ fn a_sticky_client_retains_its_target_as_shares_grow() {
                 workload_names(&compiled.choose_instances(&request_view(&fields), &mut no_random))
                     == ["new"]
             };
-            assert!(
-                !is_at_new(&small) || is_at_new(&large),
-                "a client of the new version keeps it"
-            );
+            assert!(!is_at_new(&small) || is_at_new(&large), "a client keeps the new version");
             shares[0] += u32::from(is_at_new(&small));
             shares[1] += u32::from(is_at_new(&large));
         }
@@ -245,13 +245,13 @@ fn caller_preferences_that_continue_are_tried_in_order() {
             tags: vec![FieldTest { name: name.to_owned(), test: ValueTest::Present }],
             ..CallerMatch::default()
         },
-        split: split_to(TagSet::All(BTreeMap::from([(name.to_owned(), TagValue::Callers)]))),
+        split: split_to(TagSet::All(BTreeMap::from([(name.to_owned(), TagValue::SameAsCaller)]))),
         min_percent: 0,
         min_total: 0,
-        goes_on: true,
+        continues: true,
     };
     let rules = TagRules {
-        by_caller: vec![preference(0, "zone"), preference(1, "region")],
+        caller_rules: vec![preference(0, "zone"), preference(1, "region")],
         ..TagRules::default()
     };
     let instances = tagged_endpoints(&[
@@ -259,22 +259,23 @@ fn caller_preferences_that_continue_are_tried_in_order() {
         ("far", &[("zone", "b"), ("region", "r")]),
         ("away", &[("zone", "c"), ("region", "s")]),
     ]);
-    for (caller, expected) in [
+    let caller_with = |tags: &[(&str, &str)]| CallerAttributes {
+        tags: tag_map(tags),
+        has_parameters: true,
+        ..CallerAttributes::default()
+    };
+    for (tags, expected) in [
         (&[("zone", "a"), ("region", "r")][..], &["near"][..]),
         (&[("zone", "x"), ("region", "r")], &["near", "far"]),
         (&[("region", "s")], &["away"]),
         (&[("zone", "x"), ("region", "y")], &["near", "far", "away"]),
         (&[], &["near", "far", "away"]),
     ] {
-        let caller = CallerAttributes {
-            tags: tag_map(caller),
-            has_parameters: true,
-            ..CallerAttributes::default()
-        };
+        let caller = caller_with(tags);
         let compiled =
             CompiledTagRules::build(&Arc::new(rules.clone()), &caller, &instances, None).unwrap();
         assert_eq!(
-            workload_names(&compiled.without_request(&mut no_random)),
+            workload_names(&compiled.choose_without_request(&mut no_random)),
             expected,
             "{caller:?}"
         );
@@ -284,27 +285,30 @@ fn caller_preferences_that_continue_are_tried_in_order() {
             "{caller:?}"
         );
     }
-    let fallback_sizes = |rules: &TagRules, caller| {
-        let caller = CallerAttributes {
-            tags: tag_map(caller),
-            has_parameters: true,
-            ..CallerAttributes::default()
-        };
+    let fallback_sizes = |rules: &TagRules, tags: &[(&str, &str)]| {
+        let caller = caller_with(tags);
         let compiled =
             CompiledTagRules::build(&Arc::new(rules.clone()), &caller, &instances, None).unwrap();
-        let lists = compiled.without_request(&mut no_random).fallbacks.into_iter();
+        let lists = compiled.choose_without_request(&mut no_random).fallbacks.into_iter();
         lists.flat_map(|lists| lists.iter().map(|list| list.len())).collect::<Vec<_>>()
     };
     assert_eq!(
         fallback_sizes(&rules, &[("zone", "a"), ("region", "r")]),
         [2, 3],
-        "the region, then all"
+        "the fallbacks are the region and all instances"
     );
     assert_eq!(fallback_sizes(&rules, &[("zone", "a")]), [3]);
-    assert_eq!(fallback_sizes(&rules, &[("zone", "x")]), [0; 0], "nobody is preferred");
+    assert_eq!(fallback_sizes(&rules, &[("zone", "x")]), [0; 0], "no instance is preferred");
     let mut sermant_rules = rules;
-    sermant_rules.by_caller.iter_mut().for_each(|rule| rule.origin.dialect = TagDialect::Sermant);
-    assert_eq!(fallback_sizes(&sermant_rules, &[("zone", "a")]), [0; 0], "Sermant's never yield");
+    sermant_rules
+        .caller_rules
+        .iter_mut()
+        .for_each(|rule| rule.origin.dialect = TagDialect::Sermant);
+    assert_eq!(
+        fallback_sizes(&sermant_rules, &[("zone", "a")]),
+        [0; 0],
+        "rules of Sermant never yield"
+    );
 }
 
 #[test]
@@ -320,27 +324,27 @@ fn outcomes_cover_every_result_with_its_probability() {
     let reported: Vec<(f64, Option<&str>)> =
         outcomes.iter().map(|outcome| (outcome.share, outcome.set.as_deref())).collect();
     assert_eq!(reported, [(0.25, Some("version=2")), (0.75, Some("version=1"))]);
-    let without = compiled.all_outcomes(None);
-    assert_eq!(without.len(), 1);
-    assert_eq!(without[0].set.as_deref(), Some("any instance"));
+    let connection_outcomes = compiled.all_outcomes(None);
+    assert_eq!(connection_outcomes.len(), 1);
+    assert_eq!(connection_outcomes[0].set.as_deref(), Some("any instance"));
 }
 
 #[test]
 fn a_lane_adds_headers_to_its_share_and_keeps_existing_ones() {
     let lane = LaneRule {
         origin: rule_origin(0),
-        precedence: 0,
-        matches: by_header("id", "1"),
+        priority: 0,
+        request_match: by_header("id", "1"),
         marks: vec![LaneMark {
             percent: 60,
             headers: tag_map(&[("x-lane", "gray"), ("x-way", "n")]),
         }],
     };
     let lanes = Lanes::compile(&BTreeMap::from([(80, vec![lane])])).unwrap();
-    assert!(lanes.may_mark(80) && !lanes.may_mark(81));
+    assert!(lanes.may_add_headers(80) && !lanes.may_add_headers(81));
     let marks = |port, fields: &Vec<(String, String)>, random: u64| {
         let view = request_view(fields);
-        let marks = lanes.marks_for(port, &view, &mut || random);
+        let marks = lanes.headers_for_request(port, &view, &mut || random);
         marks
             .missing_headers(&view)
             .map(|(name, value)| format!("{name}={value}"))
@@ -355,7 +359,7 @@ fn a_lane_adds_headers_to_its_share_and_keeps_existing_ones() {
     assert_eq!(marks(80, &marked, 0), ["x-way=n"]);
 }
 
-/// Rules with a small set of headers and values, so that several often match.
+/// Returns rules with a small set of headers and values, so that several often match.
 fn any_match() -> impl Strategy<Value = TagMatch> {
     let relation = prop_oneof![
         Just(TextRelation::Exact),
@@ -378,13 +382,15 @@ fn any_match() -> impl Strategy<Value = TagMatch> {
             .prop_map(|text| PathMatch::Regex(text.to_owned())),
     ];
     let headers = prop::collection::vec(test, 0..3);
-    (headers, path, any::<bool>(), any::<bool>()).prop_map(|(headers, path, one, first)| TagMatch {
-        headers,
-        path,
-        quorum: if one { Quorum::One } else { Quorum::All },
-        repeated: if first { RepeatedHeader::First } else { RepeatedHeader::Joined },
-        ..TagMatch::default()
-    })
+    (headers, path, any::<bool>(), any::<bool>()).prop_map(
+        |(headers, path, one_suffices, uses_first)| TagMatch {
+            headers,
+            path,
+            quorum: if one_suffices { Quorum::One } else { Quorum::All },
+            repeated: if uses_first { RepeatedHeader::First } else { RepeatedHeader::Joined },
+            ..TagMatch::default()
+        },
+    )
 }
 
 proptest! {
@@ -395,7 +401,7 @@ proptest! {
         path in prop::sample::select(vec!["/a", "/a/b", "/ab", "/b", "/"]),
     ) {
         let rules = matches.iter().enumerate().map(|(index, matches)| {
-            tag_rule(u32::try_from(index).unwrap(), matches.clone(), split_to(TagSet::Every))
+            tag_rule(u32::try_from(index).unwrap(), matches.clone(), split_to(TagSet::AllInstances))
         });
         let compiled = RulesForCaller::from_rules(&tag_rules(rules.collect()), &CallerAttributes::default()).unwrap();
         let fields: Vec<(String, String)> = fields;
@@ -403,17 +409,17 @@ proptest! {
         let expected = matches.iter().position(|matches| {
             matcher::TagMatcher::compile(matches).unwrap().matches(&request)
         });
-        prop_assert_eq!(compiled.rule_for(&request).map(|rule| rule.index), expected);
+        prop_assert_eq!(compiled.find_rule(&request).map(|rule| rule.index), expected);
         // Lanes are indexed in the same way.
         let lane_rule = |(index, matches): (u32, &TagMatch)| LaneRule {
             origin: rule_origin(index),
-            precedence: 0,
-            matches: matches.clone(),
+            priority: 0,
+            request_match: matches.clone(),
             marks: Vec::new(),
         };
         let lanes = (0..).zip(&matches).map(lane_rule).collect();
         let lanes = Lanes::compile(&BTreeMap::from([(80, lanes)])).unwrap();
-        let marked = lanes.marks_for(80, &request, &mut || 0).rule;
+        let marked = lanes.headers_for_request(80, &request, &mut || 0).rule;
         let marked = marked.map(|(origin, _)| usize::try_from(origin.index).unwrap());
         prop_assert_eq!(marked, expected);
     }

@@ -8,7 +8,7 @@ use super::CompiledTagRules;
 use super::weighted_targets::{ChoicePurpose, RandomChoice, WeightedTargets};
 use crate::request::RequestView;
 
-/// One possible result.
+/// One possible routing result.
 #[derive(Debug, Clone)]
 pub struct TagOutcome {
     /// The probability, from 0 to 1.
@@ -36,7 +36,7 @@ impl CompiledTagRules {
             script.begin_run();
             let decision = match request {
                 Some(request) => self.choose_instances(request, &mut script),
-                None => self.without_request(&mut script),
+                None => self.choose_without_request(&mut script),
             };
             let set = decision.endpoints.and_then(|_| self.find_set(decision.set));
             let outcome = TagOutcome {
@@ -47,10 +47,10 @@ impl CompiledTagRules {
                 endpoints: decision.endpoints.map_or_else(|| [].into(), Arc::clone),
                 yields: decision.fallbacks.is_some(),
             };
-            let is_same = |other: &&mut TagOutcome| {
+            let is_same_outcome = |other: &&mut TagOutcome| {
                 other.set == outcome.set && other.endpoints == outcome.endpoints
             };
-            match outcomes.iter_mut().find(is_same) {
+            match outcomes.iter_mut().find(is_same_outcome) {
                 Some(existing) => existing.share += outcome.share,
                 None if outcome.share > 0.0 => outcomes.push(outcome),
                 None => {}

@@ -1,4 +1,4 @@
-//! Compiled value tests.
+//! Compiled tests of header, query parameter, cookie and tag values, for tag rules.
 
 use leno_model::{FieldTest, NumberRelation, TextRelation, ValueTest};
 
@@ -9,7 +9,7 @@ use crate::rule_index::lowercase_text;
 #[derive(Debug, Clone)]
 pub(super) struct NamedValueMatcher {
     pub(super) name: Box<str>,
-    pub(super) test: ValueMatcher,
+    pub(super) matcher: ValueMatcher,
 }
 
 impl NamedValueMatcher {
@@ -19,7 +19,8 @@ impl NamedValueMatcher {
     ) -> Result<Box<[Self]>, InvalidPattern> {
         let compiled = tests.iter().map(|test| {
             let name = test.name.as_str().into();
-            Ok(Self { name, test: ValueMatcher::compile(&test.test, || field(test.name.clone()))? })
+            let matcher = ValueMatcher::compile(&test.test, || field(test.name.clone()))?;
+            Ok(Self { name, matcher })
         });
         compiled.collect()
     }
@@ -43,6 +44,7 @@ pub(super) enum ValueMatcher {
     },
 }
 
+/// A compiled [`TextRelation`] with the texts that it compares values with.
 #[derive(Debug, Clone)]
 pub(super) enum Relation {
     Equal(Box<str>),
@@ -87,7 +89,7 @@ impl ValueMatcher {
         })
     }
 
-    /// True if a value passes.
+    /// True if the value, or its absence (`None`), passes the test.
     pub(super) fn accepts(&self, value: Option<&str>) -> bool {
         match (self, value) {
             (Self::Present, value) => value.is_some(),

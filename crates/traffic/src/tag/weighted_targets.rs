@@ -19,14 +19,14 @@ impl WeightedTargets {
             end = end.saturating_add(u64::from(target.weight));
             match split.weights {
                 WeightUnit::Relative => end,
-                WeightUnit::Percent => end.min(PERCENT),
+                WeightUnit::Percent => end.min(TOTAL_PERCENT),
             }
         });
         let ends: Box<[u64]> = ends.collect();
         let last = ends.last().copied().unwrap_or(0);
         match split.weights {
             WeightUnit::Relative => (Self { ends, total: last }, false),
-            WeightUnit::Percent => (Self { ends, total: PERCENT }, last < PERCENT),
+            WeightUnit::Percent => (Self { ends, total: TOTAL_PERCENT }, last < TOTAL_PERCENT),
         }
     }
 
@@ -34,10 +34,10 @@ impl WeightedTargets {
     pub(super) fn from_percentages(percentages: impl Iterator<Item = u32>) -> Self {
         let mut end = 0_u64;
         let ends = percentages.map(|percent| {
-            end = end.saturating_add(u64::from(percent)).min(PERCENT);
+            end = end.saturating_add(u64::from(percent)).min(TOTAL_PERCENT);
             end
         });
-        Self { ends: ends.collect(), total: PERCENT }
+        Self { ends: ends.collect(), total: TOTAL_PERCENT }
     }
 
     /// Returns the number of points; a random point is below it.
@@ -52,7 +52,7 @@ impl WeightedTargets {
         self.ends.len()
     }
 
-    /// True if there are none.
+    /// True if there are no targets.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
@@ -116,7 +116,8 @@ impl<F: FnMut() -> u64> RandomChoice for F {
     }
 }
 
-const PERCENT: u64 = 100;
+/// The number of points of a split by percentages.
+const TOTAL_PERCENT: u64 = 100;
 
 #[cfg(test)]
 mod tests {
@@ -126,9 +127,9 @@ mod tests {
 
     use super::*;
 
-    fn tag_split(weights: &[u32], meaning: WeightUnit) -> TagSplit {
-        let target = |weight: &u32| TagTarget { weight: *weight, set: TagSet::Every };
-        TagSplit { targets: weights.iter().map(target).collect(), weights: meaning }
+    fn tag_split(weights: &[u32], unit: WeightUnit) -> TagSplit {
+        let target = |weight: &u32| TagTarget { weight: *weight, set: TagSet::AllInstances };
+        TagSplit { targets: weights.iter().map(target).collect(), weights: unit }
     }
 
     #[test]
@@ -155,11 +156,11 @@ mod tests {
 
     #[test]
     fn a_single_possible_target_needs_no_random_choice() {
-        let mut never = || -> u64 { panic!("a draw") };
+        let mut panicking_choice = || -> u64 { panic!("a random choice was made") };
         for (weights, expected) in [(&[100][..], 0), (&[0, 100], 1), (&[100, 50], 0), (&[], 0)] {
             let (shares, _) = WeightedTargets::from_split(&tag_split(weights, WeightUnit::Percent));
             assert_eq!(
-                shares.choose_target(ChoicePurpose::Route, &mut never),
+                shares.choose_target(ChoicePurpose::Route, &mut panicking_choice),
                 expected,
                 "{weights:?}"
             );

@@ -94,14 +94,14 @@ fn fold_case(text: &str, output: &mut String) {
 /// Decodes a text until no escape remains. `None` for too many layers, since the layer at which an application
 /// stops is unknown.
 pub(crate) fn decoded_throughout(text: &str) -> Option<Vec<u8>> {
-    let (decoded, is_whole) = decoded_layers(text);
-    is_whole.then_some(decoded)
+    let (decoded, is_complete) = decoded_layers(text);
+    is_complete.then_some(decoded)
 }
 
 /// Decodes as many layers of escapes as applications do. The second value is true if no escape remains.
 pub(crate) fn decoded_layers(text: &str) -> (Vec<u8>, bool) {
     let mut bytes = text.as_bytes().to_vec();
-    for _ in 0..=MAX_LAYERS {
+    for _ in 0..=MAX_ESCAPE_LAYERS {
         let decoded = decoded_once(&bytes);
         if decoded.len() == bytes.len() {
             return (decoded, true);
@@ -114,19 +114,19 @@ pub(crate) fn decoded_layers(text: &str) -> (Vec<u8>, bool) {
 /// Decodes one layer: `%xx`, `%uxxxx` as in IIS, and overlong UTF-8.
 pub(crate) fn decoded_once(bytes: &[u8]) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(bytes.len());
-    let mut rest = bytes;
-    while let [byte, after @ ..] = rest {
-        rest = after;
-        let escape: &[u8] = if *byte == b'%' { after } else { &[] };
-        if let Some((c, left)) = unicode_escape(escape) {
+    let mut remaining = bytes;
+    while let [byte, following @ ..] = remaining {
+        remaining = following;
+        let escape: &[u8] = if *byte == b'%' { following } else { &[] };
+        if let Some((c, remainder)) = unicode_escape(escape) {
             decoded.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
-            rest = left;
-        } else if let Some((escaped, left)) = byte_escape(escape) {
+            remaining = remainder;
+        } else if let Some((escaped, remainder)) = byte_escape(escape) {
             decoded.push(escaped);
-            rest = left;
-        } else if let Some((c, left)) = decode_overlong(*byte, after) {
+            remaining = remainder;
+        } else if let Some((c, remainder)) = decode_overlong(*byte, following) {
             decoded.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
-            rest = left;
+            remaining = remainder;
         } else {
             decoded.push(*byte);
         }
@@ -135,7 +135,7 @@ pub(crate) fn decoded_once(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Decodes an overlong character (RFC 3629 §3 and §10) of two to six bytes, as early UTF-8 decoders did.
-fn decode_overlong(first: u8, after: &[u8]) -> Option<(char, &[u8])> {
+fn decode_overlong(first: u8, following: &[u8]) -> Option<(char, &[u8])> {
     let (length, bits, minimum) = match first {
         0xC0..=0xC1 => (1, first & 0x1F, 0x80),
         0xE0 => (2, 0, 0x800),
@@ -144,28 +144,28 @@ fn decode_overlong(first: u8, after: &[u8]) -> Option<(char, &[u8])> {
         0xFC => (5, 0, 0x400_0000),
         _ => return None,
     };
-    let (continuation, left) = after.split_at_checked(length)?;
+    let (continuation, remainder) = following.split_at_checked(length)?;
     let mut number = u32::from(bits);
     for byte in continuation {
         let 0x80..=0xBF = byte else { return None };
         number = number << 6 | u32::from(byte & 0x3F);
     }
-    Some((char::from_u32(number).filter(|_| number < minimum)?, left))
+    Some((char::from_u32(number).filter(|_| number < minimum)?, remainder))
 }
 
 fn byte_escape(escape: &[u8]) -> Option<(u8, &[u8])> {
-    let [high, low, left @ ..] = escape else { return None };
-    Some((hex_digit(*high)? << 4 | hex_digit(*low)?, left))
+    let [high, low, remainder @ ..] = escape else { return None };
+    Some((hex_digit(*high)? << 4 | hex_digit(*low)?, remainder))
 }
 
 fn unicode_escape(escape: &[u8]) -> Option<(char, &[u8])> {
     let [b'u' | b'U', digits @ ..] = escape else { return None };
-    let (digits, left) = digits.split_at_checked(4)?;
+    let (digits, remainder) = digits.split_at_checked(4)?;
     let mut number = 0;
     for digit in digits {
         number = number << 4 | u32::from(hex_digit(*digit)?);
     }
-    Some((char::from_u32(number)?, left))
+    Some((char::from_u32(number)?, remainder))
 }
 
 fn hex_digit(byte: u8) -> Option<u8> {
@@ -183,8 +183,8 @@ pub(crate) fn is_blank(c: char) -> bool {
     c.is_whitespace() || c.is_control() || c == '\u{feff}'
 }
 
-/// The maximum layers of escapes: an application behind two proxies decodes at most three times.
-const MAX_LAYERS: usize = 4;
+/// The maximum number of escape layers: an application behind two proxies decodes at most three times.
+const MAX_ESCAPE_LAYERS: usize = 4;
 
 #[cfg(test)]
 mod tests {
@@ -244,7 +244,8 @@ mod tests {
     #[test]
     fn dot_segments_are_detected_under_every_escape() {
         let has_dot_segments = |path: &str| {
-            let decoded = decoded_throughout(path).expect("few layers");
+            let decoded =
+                decoded_throughout(path).expect("the number of layers is within the limit");
             normalize_path(&String::from_utf8_lossy(&decoded), Parameters::Dropped).has_dot_segments
         };
         for path in [

@@ -5,7 +5,7 @@ use super::normalized::{decoded_once, is_blank, is_separator};
 
 /// Returns the path after the authority of a network-path reference (RFC 3986 §4.2): `//host/path`. WHATWG
 /// parsers also accept more slashes, and backslashes.
-fn after_authority(path: &str) -> Option<&str> {
+fn path_after_authority(path: &str) -> Option<&str> {
     let start = path.find(|c| !is_separator(c) && !is_blank(c))?;
     let (slashes, authority) = path.split_at_checked(start)?;
     let is_reference =
@@ -19,7 +19,7 @@ fn after_authority(path: &str) -> Option<&str> {
 pub(crate) fn names_authority(path: &str) -> bool {
     let mut text = path.as_bytes().to_vec();
     loop {
-        if after_authority(&lossy_text(&text)).is_some() {
+        if path_after_authority(&lossy_text(&text)).is_some() {
             return true;
         }
         let decoded = decoded_once(&text);
@@ -41,15 +41,15 @@ pub(crate) fn alternative_readings(sent: &str) -> Option<Vec<String>> {
     while let Some(text) = texts.get(position).cloned() {
         position += 1;
         let lossy = lossy_text(&text);
-        let parsed = [
-            after_authority(&lossy).map(str::to_owned),
+        let parsed_paths = [
+            path_after_authority(&lossy).map(str::to_owned),
             path_before(&lossy, &['?', '#']),
             path_before(&lossy, &[';']),
-            without_breaks(&lossy),
+            remove_line_breaks(&lossy),
             decode_latin1(&text),
         ];
-        for reading in parsed.into_iter().flatten() {
-            if texts.iter().any(|known| *known == reading.as_bytes()) {
+        for reading in parsed_paths.into_iter().flatten() {
+            if texts.iter().any(|text_bytes| *text_bytes == reading.as_bytes()) {
                 continue;
             }
             total_bytes += reading.len();
@@ -61,7 +61,7 @@ pub(crate) fn alternative_readings(sent: &str) -> Option<Vec<String>> {
         }
         let decoded = decoded_once(&text);
         if decoded.len() != text.len() && !texts.contains(&decoded) {
-            if texts.len() == MAX_TEXTS {
+            if texts.len() == MAX_PARSED_TEXTS {
                 return None;
             }
             texts.push(decoded);
@@ -70,17 +70,18 @@ pub(crate) fn alternative_readings(sent: &str) -> Option<Vec<String>> {
     Some(readings)
 }
 
-/// Returns the path before one of these characters.
+/// Returns the path before the first of these characters; `None` if the path contains none of them.
 fn path_before(path: &str, ends: &[char]) -> Option<String> {
     path.split_once(ends).map(|(path, _)| path.to_owned())
 }
 
-fn without_breaks(path: &str) -> Option<String> {
+/// Removes tabs and line ends; `None` if there are none.
+fn remove_line_breaks(path: &str) -> Option<String> {
     let breaks = ['\t', '\r', '\n'];
     path.contains(breaks).then(|| path.replace(breaks, ""))
 }
 
-/// Decodes invalid UTF-8 as Latin-1.
+/// Decodes invalid UTF-8 as Latin-1; `None` for valid UTF-8.
 fn decode_latin1(bytes: &[u8]) -> Option<String> {
     let is_latin = std::str::from_utf8(bytes).is_err();
     is_latin.then(|| bytes.iter().map(|byte| char::from(*byte)).collect())
@@ -88,10 +89,10 @@ fn decode_latin1(bytes: &[u8]) -> Option<String> {
 
 /// The maximum number of alternative paths.
 const MAX_ALTERNATIVES: usize = 8;
-/// The maximum total length of alternative paths.
+/// The maximum total length of alternative paths in bytes.
 const MAX_ALTERNATIVE_BYTES: usize = 16 * 1024;
-/// The maximum number of parsed texts, with all layers of escapes.
-const MAX_TEXTS: usize = 24;
+/// The maximum number of parsed texts, including those of all escape layers.
+const MAX_PARSED_TEXTS: usize = 24;
 
 #[cfg(test)]
 mod tests {
@@ -99,7 +100,7 @@ mod tests {
 
     #[test]
     fn an_authority_follows_two_slashes_or_more() {
-        for (path, after) in [
+        for (path, expected) in [
             ("//x/admin", Some("/admin")),
             ("///x/admin", Some("/admin")),
             (r"/\x\admin", Some(r"\admin")),
@@ -113,13 +114,13 @@ mod tests {
             ("/x//admin", None),
             ("x//admin", None),
         ] {
-            assert_eq!(after_authority(path), after, "{path}");
+            assert_eq!(path_after_authority(path), expected, "{path}");
         }
     }
 
     #[test]
     fn a_path_is_parsed_between_any_two_layers_of_escapes() {
-        for (sent, others) in [
+        for (sent, expected_readings) in [
             ("/admin", &[][..]),
             ("/%61dmin%20", &[]),
             ("/admin%3fx", &["/admin"]),
@@ -133,11 +134,15 @@ mod tests {
             ("//x%2fy/caf%e9", &["/caf%e9", "/caf\u{e9}", "/y/caf\u{e9}"]),
             ("/caf%c3%a9", &[]),
         ] {
-            let read = alternative_readings(sent).expect("few readings");
-            for other in others {
-                assert!(read.iter().any(|reading| reading == other), "{other} in {sent}: {read:?}");
+            let read =
+                alternative_readings(sent).expect("the number of readings is within the limit");
+            for expected in expected_readings {
+                assert!(
+                    read.iter().any(|reading| reading == expected),
+                    "{expected} in {sent}: {read:?}"
+                );
             }
-            assert!(!others.is_empty() || read.is_empty(), "{sent}: {read:?}");
+            assert!(!expected_readings.is_empty() || read.is_empty(), "{sent}: {read:?}");
         }
     }
 

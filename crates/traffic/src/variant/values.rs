@@ -10,14 +10,14 @@ pub(crate) fn any_value(joined: &str, mut is_match: impl FnMut(&str) -> bool) ->
     let kinds = byte_kinds(joined);
     let is_written_plainly =
         kinds & CHANGED == 0 && kinds & (EQUALS_SIGN | BLANK) != EQUALS_SIGN | BLANK;
-    has_too_many(joined)
+    has_too_many_values(joined)
         || split_values(joined, kinds).any(&mut is_match)
         || !is_written_plainly && any_decoded_value(joined, &mut is_match)
 }
 
 /// True if one of the possible values of a decoded text matches. Quotes in it are literal.
 pub(crate) fn any_listed_value(text: &str, is_match: impl FnMut(&str) -> bool) -> bool {
-    has_too_many(text) || split_values(text, byte_kinds(text)).any(is_match)
+    has_too_many_values(text) || split_values(text, byte_kinds(text)).any(is_match)
 }
 
 /// Returns the kinds of bytes in a text.
@@ -25,17 +25,17 @@ fn byte_kinds(text: &str) -> u8 {
     text.bytes().fold(0, |kinds, byte| kinds | BYTE_KINDS[usize::from(byte)])
 }
 
-fn has_too_many(joined: &str) -> bool {
-    joined.len() > MAX_VALUES
-        && joined.bytes().filter(|byte| matches!(byte, b',' | b';')).count() > MAX_VALUES
+fn has_too_many_values(joined: &str) -> bool {
+    joined.len() > MAX_COMPARED_VALUES
+        && joined.bytes().filter(|byte| matches!(byte, b',' | b';')).count() > MAX_COMPARED_VALUES
 }
 
 /// Returns the values of a text with these kinds of bytes.
 fn split_values(joined: &str, kinds: u8) -> impl Iterator<Item = &str> {
     let listed = joined.split(',').map(bare_value);
     let has_parameters = kinds & SEMICOLON != 0;
-    let parts = has_parameters.then(|| joined.split([',', ';']).map(bare_value));
-    [joined, bare_value(joined)].into_iter().chain(listed).chain(parts.into_iter().flatten())
+    let list_items = has_parameters.then(|| joined.split([',', ';']).map(bare_value));
+    [joined, bare_value(joined)].into_iter().chain(listed).chain(list_items.into_iter().flatten())
 }
 
 /// Compares the values after cookie and quoted-string parsing, with and without decoding. Separate, so that the
@@ -57,9 +57,9 @@ fn unquote(text: &str) -> String {
     let mut unquoted = String::with_capacity(text.len());
     let mut remaining = text;
     while let Some(c) = remaining.chars().next() {
-        let after = remaining.get(c.len_utf8()..).unwrap_or_default();
-        let escape = if c == '\\' { decode_octal(after) } else { None };
-        remaining = escape.map_or(after, |(_, left)| left);
+        let following = remaining.get(c.len_utf8()..).unwrap_or_default();
+        let escape = if c == '\\' { decode_octal(following) } else { None };
+        remaining = escape.map_or(following, |(_, remainder)| remainder);
         match (escape, c) {
             (Some((escaped, _)), _) => unquoted.push(escaped),
             (None, '"' | '\\') => {}
@@ -74,10 +74,10 @@ fn unquote(text: &str) -> String {
 }
 
 fn decode_octal(escape: &str) -> Option<(char, &str)> {
-    let (digits, left) = escape.split_at_checked(3)?;
+    let (digits, remainder) = escape.split_at_checked(3)?;
     let is_octal = digits.bytes().all(|digit| matches!(digit, b'0'..=b'7'));
     let byte = is_octal.then(|| u8::from_str_radix(digits, 8).ok())??;
-    Some((char::from(byte), left))
+    Some((char::from(byte), remainder))
 }
 
 /// Returns a value without quotes and surrounding blanks.
@@ -85,13 +85,13 @@ pub(crate) fn bare_value(value: &str) -> &str {
     value.trim_matches(is_blank).trim_matches('"').trim_matches(is_blank)
 }
 
-/// A quote, a backslash, an escape, or a non-ASCII byte.
+/// The kind of bytes that decoding may change: quotes, backslashes, percent signs and non-ASCII bytes.
 const CHANGED: u8 = 1;
-/// A semicolon.
+/// The kind of a semicolon.
 const SEMICOLON: u8 = 2;
-/// An equals sign.
+/// The kind of an equals sign.
 const EQUALS_SIGN: u8 = 4;
-/// A blank or a tab.
+/// The kind of blanks and tabs.
 const BLANK: u8 = 8;
 
 /// The kind of each byte; 0 for other bytes.
@@ -113,13 +113,13 @@ const BYTE_KINDS: [u8; 256] = {
 };
 
 /// The maximum number of values of a header or a parameter that are compared with a rule.
-const MAX_VALUES: usize = 1024;
+const MAX_COMPARED_VALUES: usize = 1024;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn may_be(joined: &str, value: &str) -> bool {
+    fn may_have_value(joined: &str, value: &str) -> bool {
         any_value(joined, |candidate| candidate == value)
     }
 
@@ -139,17 +139,18 @@ mod tests {
             "a=1, role=root;q=1",
             "role=root\u{fffd}",
         ] {
-            assert!(may_be(joined, "role=root"), "{joined}");
+            assert!(may_have_value(joined, "role=root"), "{joined}");
         }
         for joined in ["role=rooted", "a role", r#"role="\999oot""#, ""] {
-            assert!(!may_be(joined, "role=root"), "{joined}");
+            assert!(!may_have_value(joined, "role=root"), "{joined}");
         }
     }
 
     #[test]
     fn a_header_with_too_many_values_always_matches() {
-        assert!(!may_be(&"a,".repeat(MAX_VALUES), "root"));
-        assert!(may_be(&"a,".repeat(MAX_VALUES + 1), "root"));
-        assert!(any_listed_value(&"a,".repeat(MAX_VALUES + 1), |candidate| candidate == "root"));
+        assert!(!may_have_value(&"a,".repeat(MAX_COMPARED_VALUES), "root"));
+        assert!(may_have_value(&"a,".repeat(MAX_COMPARED_VALUES + 1), "root"));
+        assert!(any_listed_value(&"a,".repeat(MAX_COMPARED_VALUES + 1), |candidate| candidate
+            == "root"));
     }
 }

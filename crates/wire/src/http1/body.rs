@@ -5,7 +5,7 @@ use std::ops::Range;
 use bytes::BytesMut;
 
 use super::chunk_extension::{ChunkExtension, Progress};
-use super::field::field_line;
+use super::field::read_field_line;
 use super::scan::{Cursor, parse_section};
 use super::{BodyLength, FieldName, MAX_FIELDS, Malformed, Parsed};
 
@@ -14,7 +14,7 @@ use super::{BodyLength, FieldName, MAX_FIELDS, Malformed, Parsed};
 pub struct BodyDecoder {
     state: DecoderState,
     /// The remaining allowance for chunk extensions of this body.
-    extensions_left: usize,
+    extension_bytes_left: usize,
 }
 
 /// The result of one call of [`BodyDecoder::decode`].
@@ -52,7 +52,7 @@ impl BodyDecoder {
             BodyLength::Chunked => DecoderState::ChunkSize,
             BodyLength::UntilClose => DecoderState::UntilClose,
         };
-        Self { state, extensions_left: MAX_CHUNK_EXTENSION_BYTES }
+        Self { state, extension_bytes_left: MAX_CHUNK_EXTENSION_BYTES }
     }
 
     /// Finds the next piece of content at the start of `bytes`: all available bytes of a plain body, at most
@@ -115,7 +115,7 @@ impl BodyDecoder {
             let step = match self.state {
                 DecoderState::ChunkSize => self.read_chunk_size(rest)?,
                 DecoderState::ChunkExtension { size, extension } => {
-                    self.chunk_extension(size, extension, rest)?
+                    self.read_chunk_extension(size, extension, rest)?
                 }
                 DecoderState::ChunkEnd => self.read_chunk_end(rest)?,
                 DecoderState::ChunkData(remaining) if piece.data.is_empty() => {
@@ -181,15 +181,15 @@ impl BodyDecoder {
 
     /// Returns the length of the part of `bytes` that belongs to a chunk extension (RFC 9112 §7.1.1).
     #[cold]
-    fn chunk_extension(
+    fn read_chunk_extension(
         &mut self,
         size: u64,
         mut extension: ChunkExtension,
         bytes: &[u8],
     ) -> Result<usize, Malformed> {
         let (length, progress) = extension.read(bytes)?;
-        let remaining = self.extensions_left.checked_sub(length);
-        self.extensions_left = remaining.ok_or(Malformed::ChunkExtension)?;
+        let remaining = self.extension_bytes_left.checked_sub(length);
+        self.extension_bytes_left = remaining.ok_or(Malformed::ChunkExtension)?;
         self.state = match progress {
             Progress::Incomplete => DecoderState::ChunkExtension { size, extension },
             Progress::Complete => DecoderState::after_chunk_size(size),
@@ -276,7 +276,7 @@ fn check_trailers(cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
         if count >= MAX_FIELDS {
             return Err(Malformed::TooManyFields);
         }
-        if field_line(cursor)?.kind != FieldName::Other {
+        if read_field_line(cursor)?.kind != FieldName::Other {
             return Err(Malformed::TrailerField);
         }
         count = count.saturating_add(1);
@@ -287,7 +287,7 @@ fn check_trailers(cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
 /// The maximum total length of a body's chunk extensions: a peer could send them endlessly without content.
 pub const MAX_CHUNK_EXTENSION_BYTES: usize = 16 * 1024;
 
-/// Sixteen hexadecimal digits are 64 bits.
+/// The maximum number of digits of a chunk size: sixteen hexadecimal digits are 64 bits.
 const MAX_CHUNK_SIZE_DIGITS: usize = 16;
 
 const HEX: &[u8; 16] = b"0123456789abcdef";

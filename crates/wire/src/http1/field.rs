@@ -132,7 +132,7 @@ impl FieldSection {
             if fields.len() >= MAX_FIELDS {
                 return Err(Malformed::TooManyFields);
             }
-            let field = field_line(cursor)?;
+            let field = read_field_line(cursor)?;
             if field.kind != FieldName::Other {
                 self.record_field(&field, cursor.bytes, &mut connection_options)?;
             }
@@ -297,7 +297,7 @@ impl ConnectionOptions {
 
 /// Reads one field line, including its line end (RFC 9112 §5).
 #[inline]
-pub(super) fn field_line(cursor: &mut Cursor<'_>) -> Result<HeaderField, Malformed> {
+pub(super) fn read_field_line(cursor: &mut Cursor<'_>) -> Result<HeaderField, Malformed> {
     let name = cursor.skip_token();
     if name.is_empty() || !cursor.skip(b":") {
         return Err(match cursor.peek() {
@@ -309,7 +309,7 @@ pub(super) fn field_line(cursor: &mut Cursor<'_>) -> Result<HeaderField, Malform
         });
     }
     let value = cursor.skip_value();
-    cursor.line_end(Malformed::FieldValue)?;
+    cursor.skip_line_end(Malformed::FieldValue)?;
     let kind = FieldName::classify(name.slice_in(cursor.bytes));
     Ok(HeaderField { name, value, kind, hop_by_hop: kind.is_hop_by_hop() })
 }
@@ -340,7 +340,7 @@ pub(super) fn find_by<'b>(
         .map(move |field| field.value.slice_in(bytes))
 }
 
-/// Digits only and no leading zero, which some readers interpret as octal.
+/// Parses a decimal number: digits only, without a leading zero, which some readers interpret as octal.
 fn parse_decimal(value: &[u8]) -> Result<u64, Malformed> {
     if value.is_empty() || (value.len() > 1 && value.starts_with(b"0")) {
         return Err(Malformed::ContentLength);

@@ -31,7 +31,7 @@ pub fn repair_response(bytes: &[u8]) -> Option<RepairedHead> {
         return None;
     }
     let is_chunked = is_chunked(&fields)?;
-    let content_length = content_length(&fields)?;
+    let content_length = parse_content_length(&fields)?;
     if status == b"204" && content_length.is_some_and(|length| length > 0) {
         return None;
     }
@@ -41,7 +41,8 @@ pub fn repair_response(bytes: &[u8]) -> Option<RepairedHead> {
     }
     head.extend_from_slice(b"\r\n");
     for (name, value) in &fields {
-        let (is_length, is_encoding) = (is_named(name, LENGTH), is_named(name, ENCODING));
+        let (is_length, is_encoding) =
+            (is_named(name, CONTENT_LENGTH), is_named(name, TRANSFER_ENCODING));
         if !is_length && !is_encoding {
             write_line(&mut head, name, value);
         }
@@ -49,8 +50,10 @@ pub fn repair_response(bytes: &[u8]) -> Option<RepairedHead> {
     match (is_chunked, content_length) {
         _ if status == b"204" => {}
         (true, _) if status == b"304" => {}
-        (true, _) => write_line(&mut head, ENCODING, b"chunked"),
-        (false, Some(length)) => write_line(&mut head, LENGTH, length.to_string().as_bytes()),
+        (true, _) => write_line(&mut head, TRANSFER_ENCODING, b"chunked"),
+        (false, Some(length)) => {
+            write_line(&mut head, CONTENT_LENGTH, length.to_string().as_bytes())
+        }
         (false, None) => {}
     }
     head.extend_from_slice(b"connection: close\r\n\r\n");
@@ -110,18 +113,20 @@ fn trim_trailing_whitespace(bytes: &[u8]) -> &[u8] {
     bytes.get(..bytes.len().saturating_sub(trailing)).unwrap_or_default()
 }
 
-/// Returns `None` for a coding other than `chunked`. If `chunked` is repeated, the last one ends the body for
-/// every recipient (RFC 9112 §6.3), and the body is encoded once: some senders add the field a second time.
+/// True if the body is chunked; `None` for a coding other than `chunked`. If `chunked` is repeated, the last one ends
+/// the body for every recipient (RFC 9112 §6.3), and the body is encoded once: some senders add the field a second
+/// time.
 fn is_chunked(fields: &[(&[u8], Vec<u8>)]) -> Option<bool> {
-    let mut codings = fields.iter().filter(|(name, _)| is_named(name, ENCODING)).peekable();
+    let mut codings =
+        fields.iter().filter(|(name, _)| is_named(name, TRANSFER_ENCODING)).peekable();
     let is_chunked = codings.peek().is_some();
     codings.all(|(_, coding)| coding.eq_ignore_ascii_case(b"chunked")).then_some(is_chunked)
 }
 
 /// Returns the single length in all fields and their lists; `None` if they differ or are not numbers.
-fn content_length(fields: &[(&[u8], Vec<u8>)]) -> Option<Option<u64>> {
+fn parse_content_length(fields: &[(&[u8], Vec<u8>)]) -> Option<Option<u64>> {
     let mut declared = None;
-    for (_, value) in fields.iter().filter(|(name, _)| is_named(name, LENGTH)) {
+    for (_, value) in fields.iter().filter(|(name, _)| is_named(name, CONTENT_LENGTH)) {
         for length in value.split(|byte| *byte == b',') {
             let length = length.trim_ascii();
             if length.is_empty() || !length.iter().all(u8::is_ascii_digit) {
@@ -146,8 +151,8 @@ fn is_named(name: &[u8], expected: &[u8]) -> bool {
     name.eq_ignore_ascii_case(expected)
 }
 
-const LENGTH: &[u8] = b"content-length";
-const ENCODING: &[u8] = b"transfer-encoding";
+const CONTENT_LENGTH: &[u8] = b"content-length";
+const TRANSFER_ENCODING: &[u8] = b"transfer-encoding";
 /// The position of the status in `HTTP/1.1 200 OK`.
 const STATUS_START: usize = 9;
 const STATUS_END: usize = 12;

@@ -125,7 +125,7 @@ impl RequestHead {
         } else {
             Malformed::RequestLine
         })?;
-        cursor.line_end(Malformed::RequestLine)?;
+        cursor.skip_line_end(Malformed::RequestLine)?;
         parse_valid_target(self.method.slice_in(cursor.bytes), self.target.slice_in(cursor.bytes))
             .map(|_| ())
     }

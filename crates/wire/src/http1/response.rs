@@ -136,7 +136,7 @@ impl ResponseHead {
         Ok(())
     }
 
-    /// `HTTP-version SP status-code SP [ reason-phrase ]` (RFC 9112 §4).
+    /// Reads `HTTP-version SP status-code SP [ reason-phrase ]` (RFC 9112 §4).
     fn read_status_line(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
         self.version = read_version(cursor).ok_or(Malformed::Version)?;
         let Some([b' ', hundreds @ b'1'..=b'9', tens @ b'0'..=b'9', ones @ b'0'..=b'9', b' ', ..]) =
@@ -149,7 +149,7 @@ impl ResponseHead {
         });
         cursor.position = cursor.position.saturating_add(5);
         self.reason = cursor.skip_value();
-        cursor.line_end(Malformed::FieldValue)
+        cursor.skip_line_end(Malformed::FieldValue)
     }
 
     fn clear(&mut self) {

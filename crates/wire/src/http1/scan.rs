@@ -2,7 +2,7 @@
 
 use memchr::{memchr, memmem, memrchr};
 
-use super::block::{Block, before_control, before_uncommon};
+use super::block::{Block, count_before_control, count_common_name_bytes};
 use super::{ByteSpan, MAX_HEAD_BYTES, Malformed, Parsed};
 
 /// A position in the bytes of one head.
@@ -22,7 +22,7 @@ impl<'a> Cursor<'a> {
         self.bytes.get(self.position).copied()
     }
 
-    /// Skips `expected` if it is next.
+    /// Skips `expected` if it is next; true if it was.
     #[inline]
     pub(super) fn skip(&mut self, expected: &[u8]) -> bool {
         let is_present = self.rest().starts_with(expected);
@@ -43,7 +43,7 @@ impl<'a> Cursor<'a> {
     #[inline]
     pub(super) fn skip_token(&mut self) -> ByteSpan {
         let rest = self.rest();
-        let mut length = blocks_length(rest, before_uncommon);
+        let mut length = count_leading_bytes(rest, count_common_name_bytes);
         if rest.get(length).is_some_and(|byte| is_in_class(*byte, TOKEN)) {
             length =
                 length.saturating_add(run_length(rest.get(length..).unwrap_or_default(), TOKEN));
@@ -73,7 +73,7 @@ impl<'a> Cursor<'a> {
     /// Skips CR LF. Returns [`Malformed::LineEnd`] for a bare CR, a bare LF and the end of input, and `unexpected`
     /// for any other byte.
     #[inline]
-    pub(super) fn line_end(&mut self, unexpected: Malformed) -> Result<(), Malformed> {
+    pub(super) fn skip_line_end(&mut self, unexpected: Malformed) -> Result<(), Malformed> {
         if self.skip(b"\r\n") {
             return Ok(());
         }
@@ -104,20 +104,20 @@ pub(super) fn parse_section<'a>(
 ) -> Result<Parsed, Malformed> {
     let section = bytes.get(..MAX_HEAD_BYTES).unwrap_or(bytes);
     let is_short = section.len() <= MAX_EAGER_BYTES;
-    if !is_short && !is_whole(section)? {
+    if !is_short && !is_complete_section(section)? {
         return Ok(Parsed::Partial);
     }
     let mut cursor = Cursor { bytes: section, position: 0 };
     match read(&mut cursor) {
         Ok(()) => Ok(Parsed::Complete(cursor.position)),
-        Err(_) if is_short && !is_whole(section)? => Ok(Parsed::Partial),
+        Err(_) if is_short && !is_complete_section(section)? => Ok(Parsed::Partial),
         Err(fault) => Err(fault),
     }
 }
 
 /// True if the section ends with an empty line. Line ends other than CR LF are detected here, because a section
 /// with them might never be complete.
-fn is_whole(bytes: &[u8]) -> Result<bool, Malformed> {
+fn is_complete_section(bytes: &[u8]) -> Result<bool, Malformed> {
     if memmem::find(bytes, b"\r\n\r\n").is_some() {
         return Ok(true);
     }
@@ -143,11 +143,11 @@ pub(super) fn is_blank(byte: u8) -> bool {
 /// True if `byte` belongs to `class`.
 #[inline]
 pub(super) fn is_in_class(byte: u8, class: u8) -> bool {
-    classes_of(byte) & class != 0
+    byte_classes(byte) & class != 0
 }
 
 #[inline]
-fn classes_of(byte: u8) -> u8 {
+fn byte_classes(byte: u8) -> u8 {
     CLASSES.get(usize::from(byte)).copied().unwrap_or_default()
 }
 
@@ -157,7 +157,7 @@ pub(super) fn run_length(bytes: &[u8], class: u8) -> usize {
     let mut length = 0_usize;
     // Eight at once, while all match.
     for chunk in bytes.chunks_exact(8) {
-        if chunk.iter().fold(class, |common, byte| common & classes_of(*byte)) == 0 {
+        if chunk.iter().fold(class, |common, byte| common & byte_classes(*byte)) == 0 {
             break;
         }
         length = length.wrapping_add(8);
@@ -173,7 +173,7 @@ fn value_length(bytes: &[u8]) -> usize {
     let mut length = 0_usize;
     loop {
         let rest = bytes.get(length..).unwrap_or_default();
-        length = length.wrapping_add(blocks_length(rest, before_control));
+        length = length.wrapping_add(count_leading_bytes(rest, count_before_control));
         if bytes.get(length) != Some(&b'\t') {
             return length;
         }
@@ -181,13 +181,13 @@ fn value_length(bytes: &[u8]) -> usize {
     }
 }
 
-/// Returns the number of bytes before the first that `before` finds in a block.
+/// Returns the number of leading bytes that match, by blocks; `count_leading` counts them in one block.
 #[inline]
-fn blocks_length(bytes: &[u8], before: impl Fn(&Block) -> usize) -> usize {
+fn count_leading_bytes(bytes: &[u8], count_leading: impl Fn(&Block) -> usize) -> usize {
     let mut length = 0_usize;
     let mut rest = bytes;
     while let Some((block, remaining)) = rest.split_first_chunk::<16>() {
-        let count = before(block);
+        let count = count_leading(block);
         length = length.wrapping_add(count);
         if count < 16 {
             return length;
@@ -196,7 +196,7 @@ fn blocks_length(bytes: &[u8], before: impl Fn(&Block) -> usize) -> usize {
     }
     let mut last = [0; 16];
     last.iter_mut().zip(rest).for_each(|(slot, byte)| *slot = *byte);
-    length.wrapping_add(before(&last).min(rest.len()))
+    length.wrapping_add(count_leading(&last).min(rest.len()))
 }
 
 /// `tchar` (RFC 9110 §5.6.2).

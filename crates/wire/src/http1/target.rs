@@ -20,7 +20,7 @@ pub enum RequestTarget<'a> {
     },
     /// `http://authority/path?query`, sent to proxies. The authority replaces `Host`.
     Absolute {
-        /// Such as `http`, in its original case.
+        /// The scheme, such as `http`, in its original case.
         scheme: &'a [u8],
         /// The host and an optional port, valid and not empty; see [`split_authority`].
         authority: &'a [u8],
@@ -33,7 +33,7 @@ pub enum RequestTarget<'a> {
     Authority {
         /// A name or an address; an IPv6 address keeps its brackets.
         host: &'a [u8],
-        /// Never absent.
+        /// The port, which CONNECT requires.
         port: u16,
     },
     /// `*`, for OPTIONS only.
@@ -127,18 +127,18 @@ pub fn split_authority(authority: &[u8]) -> Result<(&[u8], Option<u16>), Malform
     }
     let port = match port {
         b"" | b":" => None,
-        [b':', digits @ ..] => Some(port_number(digits).ok_or(Malformed::Authority)?),
+        [b':', digits @ ..] => Some(parse_port(digits).ok_or(Malformed::Authority)?),
         _ => return Err(Malformed::Authority),
     };
     Ok((host, port))
 }
 
-/// The text between brackets must be an address: the next hop could interpret any other host differently.
+/// True if the text between brackets is an IPv6 address: the next hop could interpret any other text differently.
 fn is_ipv6(address: &str) -> bool {
     address.parse::<Ipv6Addr>().is_ok()
 }
 
-fn port_number(digits: &[u8]) -> Option<u16> {
+fn parse_port(digits: &[u8]) -> Option<u16> {
     digits.iter().try_fold(0_u16, |port, byte| {
         let digit = byte.wrapping_sub(b'0');
         if digit > 9 {
@@ -148,7 +148,7 @@ fn port_number(digits: &[u8]) -> Option<u16> {
     })
 }
 
-/// `scheme "://" rest` (RFC 3986 §3.1).
+/// Splits a target at `://` into the scheme and the rest (RFC 3986 §3.1).
 fn split_scheme(target: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
     let colon = memchr(b':', target).ok_or(Malformed::TargetForm)?;
     let (scheme, rest) = target.split_at_checked(colon).ok_or(Malformed::TargetForm)?;
@@ -158,7 +158,8 @@ fn split_scheme(target: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
     if is_scheme { Ok((scheme, rest)) } else { Err(Malformed::TargetForm) }
 }
 
-/// Some servers read a backslash in a path as a slash, which would bypass rules about paths.
+/// Splits a path from its query. A backslash in the path is an error: some servers read it as a slash, which would
+/// bypass rules about paths.
 fn split_query(rest: &[u8]) -> Result<(&[u8], Option<&[u8]>), Malformed> {
     let end = memchr2(b'?', b'\\', rest).unwrap_or(rest.len());
     match rest.split_at_checked(end).ok_or(Malformed::TargetForm)? {

@@ -49,10 +49,10 @@ pub struct ResponseEdits<'a> {
 /// The framing of a body in a written head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Framing {
-    /// As in `body` of the head: its received length, or chunks.
+    /// The framing in `body` of the head: its received length, or chunks.
     #[default]
     Keep,
-    /// None, because a link carries the body; a known length is kept for information.
+    /// No framing, because a link carries the body; a known length is kept for information.
     OutOfBand,
     /// Chunks, whatever was received.
     Chunked,
@@ -61,10 +61,10 @@ pub enum Framing {
 /// The connection state in a written head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ConnectionHeader {
-    /// Unspecified, which means persistent in HTTP/1.1.
+    /// No `Connection` header, which means persistent in HTTP/1.1.
     #[default]
     KeepAlive,
-    /// Closed after this message.
+    /// The connection is closed after this message.
     Close,
     /// A change of protocol; `Upgrade` is kept as received.
     Upgrade,
@@ -97,7 +97,7 @@ pub fn write_request(
         keep_length,
         keep_upgrade: edits.connection == ConnectionHeader::Upgrade,
         remove: edits.remove,
-        names_match: is_similar,
+        names_match: is_similar_name,
         replace: edits.replace,
         is_selective: !(edits.remove.is_empty() && edits.replace.is_empty()),
     };
@@ -183,15 +183,15 @@ impl<'a> FieldSelection<'a> {
 }
 
 /// True if two names differ only in case and punctuation.
-fn is_similar(name: &[u8], other: &[u8]) -> bool {
-    let is_similar = |(byte, other): (&u8, &u8)| {
+fn is_similar_name(name: &[u8], other: &[u8]) -> bool {
+    let is_similar_byte = |(byte, other): (&u8, &u8)| {
         byte.eq_ignore_ascii_case(other)
             || !byte.is_ascii_alphanumeric() && !other.is_ascii_alphanumeric()
     };
-    name.len() == other.len() && name.iter().zip(other).all(is_similar)
+    name.len() == other.len() && name.iter().zip(other).all(is_similar_byte)
 }
 
-/// Copies the kept fields, adjacent ones at once; true if `Content-Length` was one.
+/// Copies the selected fields, adjacent ones at once; true if `Content-Length` is among them.
 fn put_fields(
     bytes: &[u8],
     fields: &[HeaderField],
@@ -280,8 +280,8 @@ fn put_field(name: &str, value: &[u8], out: &mut BytesMut) {
     put_value(value, out);
 }
 
-/// Control characters in a value become spaces, as RFC 9110 §5.5 allows, so that a value cannot end its line.
-/// Parsed values have none; this is for values created by callers.
+/// Appends the value of a field and the line end. Control characters become spaces, as RFC 9110 §5.5 allows, so that
+/// a value cannot end its line. Parsed values have none; this is for values created by callers.
 fn put_value(value: &[u8], out: &mut BytesMut) {
     out.extend_from_slice(b": ");
     // Without an early exit many bytes are tested at once.
@@ -293,7 +293,7 @@ fn put_value(value: &[u8], out: &mut BytesMut) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Invalid characters in a target are percent-encoded, so that it cannot end the request line.
+/// Appends a request target. Invalid characters are percent-encoded, so that it cannot end the request line.
 fn put_target(target: &[u8], out: &mut BytesMut) {
     if target.iter().all(|byte| is_in_class(*byte, TARGET)) {
         out.extend_from_slice(target);

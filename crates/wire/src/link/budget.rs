@@ -7,12 +7,12 @@ use super::{LinkError, LinkLimits, Role};
 /// Allowances that useless frames spend and useful frames restore, never above their initial value.
 #[derive(Debug)]
 pub(super) struct MisuseBudget {
-    /// The remaining allowance for useless frames: frames without effect.
-    idle_frames: u32,
-    idle_frames_max: u32,
+    /// The remaining allowance for useless frames, which are frames without effect, and its initial value.
+    useless_frames_left: u32,
+    useless_frames_max: u32,
     /// Streams reset before a response, minus the responses since.
-    churn: u32,
-    churn_max: u32,
+    early_resets: u32,
+    early_resets_max: u32,
     /// DATA bytes that may still arrive for streams that this side dropped.
     late_bytes: u64,
 }
@@ -22,15 +22,21 @@ impl MisuseBudget {
         // A peer that has not yet received the GOAWAY or resets of this end may have a frame or two in flight for
         // each of its streams; these must not count against it.
         let crossing = limits.streams_max.saturating_mul(CROSSING_PER_STREAM);
-        let idle_frames_max = limits.idle_frames_max.max(crossing);
-        let churn_max = limits.churn_max.max(limits.streams_max);
-        Self { idle_frames: idle_frames_max, idle_frames_max, churn: 0, churn_max, late_bytes: 0 }
+        let useless_frames_max = limits.idle_frames_max.max(crossing);
+        let early_resets_max = limits.churn_max.max(limits.streams_max);
+        Self {
+            useless_frames_left: useless_frames_max,
+            useless_frames_max,
+            early_resets: 0,
+            early_resets_max,
+            late_bytes: 0,
+        }
     }
 
     /// Counts a useless frame.
-    pub(super) fn record_idle_frame(&mut self) -> Result<(), LinkError> {
-        self.idle_frames = self
-            .idle_frames
+    pub(super) fn record_useless_frame(&mut self) -> Result<(), LinkError> {
+        self.useless_frames_left = self
+            .useless_frames_left
             .checked_sub(1)
             .ok_or(LinkError::Flood { kind: "frames without effect" })?;
         Ok(())
@@ -38,40 +44,40 @@ impl MisuseBudget {
 
     /// Counts a useful frame.
     pub(super) fn record_useful_frame(&mut self) {
-        self.restore_idle_frames(1);
+        self.restore_useless_frames(1);
     }
 
     /// Counts the end of a stream: some frames for it may still be in flight.
     pub(super) fn record_stream_end(&mut self) {
-        self.restore_idle_frames(CROSSING_PER_STREAM);
+        self.restore_useless_frames(CROSSING_PER_STREAM);
     }
 
     /// Counts a stream that the opener reset before the response; the acceptor tolerates a limited number.
     ///
     /// # Errors
     /// The allowance is exhausted.
-    pub(super) fn record_reset(&mut self) -> Result<(), LinkError> {
-        if self.churn >= self.churn_max {
+    pub(super) fn record_early_reset(&mut self) -> Result<(), LinkError> {
+        if self.early_resets >= self.early_resets_max {
             return Err(LinkError::Flood { kind: "streams opened and reset" });
         }
-        self.count_churn();
+        self.count_early_reset();
         Ok(())
     }
 
     /// Counts a stream that the opener itself reset before the response.
-    pub(super) fn count_churn(&mut self) {
-        self.churn = self.churn.saturating_add(1);
+    pub(super) fn count_early_reset(&mut self) {
+        self.early_resets = self.early_resets.saturating_add(1);
     }
 
     /// Counts the response on a stream of the opener.
     pub(super) fn record_response(&mut self) {
-        self.churn = self.churn.saturating_sub(1);
+        self.early_resets = self.early_resets.saturating_sub(1);
     }
 
     /// True if half of the acceptor's allowance is spent. The other half is for streams that are still open,
     /// and for responses that restored nothing because they crossed with resets.
     pub(super) fn is_half_spent(&self) -> bool {
-        self.churn >= self.churn_max.div_ceil(2)
+        self.early_resets >= self.early_resets_max.div_ceil(2)
     }
 
     /// Expects late bytes for a stream that this side dropped.
@@ -82,7 +88,7 @@ impl MisuseBudget {
     /// Counts DATA for a closed stream.
     pub(super) fn record_late_data(&mut self, length: u32) -> Result<(), LinkError> {
         if length == 0 {
-            return self.record_idle_frame();
+            return self.record_useless_frame();
         }
         self.late_bytes = self
             .late_bytes
@@ -93,15 +99,16 @@ impl MisuseBudget {
 
     /// Restores the allowances; called by a timer.
     pub(super) fn renew_allowances(&mut self, role: Role) {
-        self.idle_frames = self.idle_frames_max;
+        self.useless_frames_left = self.useless_frames_max;
         // The opener does not know when the acceptor does this.
         if role == Role::Acceptor {
-            self.churn = 0;
+            self.early_resets = 0;
         }
     }
 
-    fn restore_idle_frames(&mut self, count: u32) {
-        self.idle_frames = self.idle_frames.saturating_add(count).min(self.idle_frames_max);
+    fn restore_useless_frames(&mut self, count: u32) {
+        self.useless_frames_left =
+            self.useless_frames_left.saturating_add(count).min(self.useless_frames_max);
     }
 }
 

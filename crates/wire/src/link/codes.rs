@@ -85,15 +85,15 @@ impl ResetCode {
 
     /// Returns the code for an HTTP/2 error code; `Failed` for one that RFC 9113 does not define.
     #[must_use]
-    pub fn of_http2(code: u32) -> Self {
-        let byte = u8::try_from(code).ok().and_then(|code| code.checked_add(HTTP2_CODES));
-        byte.filter(|byte| *byte >= HTTP2_CODES).map_or(Self::Failed, Self::from_wire)
+    pub fn from_http2(code: u32) -> Self {
+        let byte = u8::try_from(code).ok().and_then(|code| code.checked_add(FIRST_HTTP2_CODE));
+        byte.filter(|byte| *byte >= FIRST_HTTP2_CODE).map_or(Self::Failed, Self::from_wire)
     }
 
     /// Returns the HTTP/2 error code.
     #[must_use]
     pub fn to_http2(self) -> Option<u32> {
-        (self as u8).checked_sub(HTTP2_CODES).map(u32::from)
+        (self as u8).checked_sub(FIRST_HTTP2_CODE).map(u32::from)
     }
 
     /// True if the stream had no effect, and may be retried elsewhere.
@@ -260,4 +260,4 @@ pub enum OpenError {
 pub struct StreamClosed;
 
 /// The first of the HTTP/2 codes.
-const HTTP2_CODES: u8 = 0x20;
+const FIRST_HTTP2_CODE: u8 = 0x20;

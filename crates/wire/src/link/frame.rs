@@ -4,7 +4,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::{LinkError, LinkLimits, Role, StreamId, VERSION};
 
-/// The frame type. The low half of the fourth byte.
+/// The frame type, which is the low half of the fourth byte of the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum FrameKind {
@@ -221,7 +221,7 @@ const READS_REASONS: u8 = 0x01;
 const READS_HTTP2_MARK: u8 = 0x02;
 pub(super) const HELLO_BYTES: u32 = 20;
 pub(super) const MAX_HELLO_BYTES: u32 = 256;
-/// The code alone; a reason follows it.
+/// The minimum payload of RESET: the code, without the reason that may follow it.
 pub(super) const RESET_BYTES: u32 = 1;
 pub(super) const MAX_RESET_BYTES: u32 = 65;
 pub(super) const CREDIT_BYTES: u32 = 4;

@@ -61,7 +61,7 @@ impl LinkLimits {
         }
     }
 
-    /// True if a peer may send these in its HELLO.
+    /// True if a peer may send these limits in its HELLO.
     pub(super) fn is_within_range(&self) -> bool {
         self.streams_max >= STREAMS_LEAST
             && (WINDOW_LEAST..=WINDOW_MOST).contains(&self.window)

@@ -7,7 +7,7 @@ use super::stream::{FrameViolation, StreamState};
 use super::{GoAwayCode, Link, LinkError, LinkEvent, ResetCode, Role, StreamId, StreamKind};
 
 impl Link {
-    /// Consumes complete frames of `input` up to the first event. None: more bytes are needed.
+    /// Consumes complete frames of `input` up to the first event. Returns `None` if more bytes are needed.
     ///
     /// An input buffer of [`LinkLimits::input_max`](super::LinkLimits::input_max) always suffices.
     ///
@@ -125,7 +125,7 @@ impl Link {
         if self.go_away_sent.is_some_and(|sent| stream > sent) {
             // Our GOAWAY informs the peer that this stream was never processed.
             self.budget.expect_late_data(self.own_limits.window);
-            self.budget.record_idle_frame()?;
+            self.budget.record_useless_frame()?;
             return Ok(None);
         }
         let max = self.own_limits.streams_max;
@@ -160,8 +160,8 @@ impl Link {
         let interim = header.has_flag(frame::INTERIM);
         let rejected = header.has_flag(frame::REJECTED);
         let end = header.has_flag(frame::END);
-        let Some(state) = self.find_open(stream)? else {
-            return self.handle_late();
+        let Some(state) = self.find_open_stream(stream)? else {
+            return self.handle_late_frame();
         };
         check_frame(stream, state.receiving.check_head(header.length, interim, end))?;
         // Only the final head counts as a response.
@@ -185,7 +185,7 @@ impl Link {
         let stream = header.stream;
         let end = header.has_flag(frame::END);
         let is_opener = self.role == Role::Opener;
-        let Some(state) = self.find_open(stream)? else {
+        let Some(state) = self.find_open_stream(stream)? else {
             self.budget.record_late_data(header.length)?;
             return Ok(None);
         };
@@ -195,7 +195,7 @@ impl Link {
         let is_response = is_opener && !data.is_empty();
         let starts_response = is_response && !std::mem::replace(&mut state.has_response, true);
         if data.is_empty() && !end {
-            self.budget.record_idle_frame()?;
+            self.budget.record_useless_frame()?;
             return Ok(None);
         }
         self.budget.record_useful_frame();
@@ -214,8 +214,8 @@ impl Link {
         trailers: Bytes,
     ) -> Result<Option<LinkEvent>, LinkError> {
         let stream = header.stream;
-        let Some(state) = self.find_open(stream)? else {
-            return self.handle_late();
+        let Some(state) = self.find_open_stream(stream)? else {
+            return self.handle_late_frame();
         };
         check_frame(stream, state.receiving.check_trailers(header.length))?;
         self.budget.record_useful_frame();
@@ -229,13 +229,13 @@ impl Link {
         mut payload: Bytes,
     ) -> Result<Option<LinkEvent>, LinkError> {
         let stream = header.stream;
-        if self.find_open(stream)?.is_none() {
-            return self.handle_late();
+        if self.find_open_stream(stream)?.is_none() {
+            return self.handle_late_frame();
         }
         let code = ResetCode::from_wire(payload.try_get_u8().unwrap_or_default());
         let has_response = self.streams.remove(&stream).is_some_and(|state| state.has_response);
         if self.role == Role::Acceptor && !has_response {
-            self.budget.record_reset()?;
+            self.budget.record_early_reset()?;
         }
         self.budget.record_stream_end();
         Ok(Some(LinkEvent::Reset { stream, code, reason: payload }))
@@ -252,14 +252,14 @@ impl Link {
         if bytes == 0 {
             return Err(LinkError::Malformed { fault: "a credit of 0" });
         }
-        let Some(state) = self.find_open(stream)? else {
-            return self.handle_late();
+        let Some(state) = self.find_open_stream(stream)? else {
+            return self.handle_late_frame();
         };
         let credit = state.credit.checked_add(bytes).filter(|credit| *credit <= window);
         let was_starved = state.is_starved();
         state.credit = credit.ok_or(LinkError::FlowControl { stream })?;
         if bytes < window.div_ceil(2) {
-            self.budget.record_idle_frame()?;
+            self.budget.record_useless_frame()?;
         }
         Ok(was_starved.then_some(LinkEvent::Credit { stream }))
     }
@@ -273,7 +273,7 @@ impl Link {
                     fault: "GOAWAY with a higher last stream than before",
                 });
             }
-            Some(_) => self.budget.record_idle_frame()?,
+            Some(_) => self.budget.record_useless_frame()?,
             None => {}
         }
         self.go_away_received = Some(last);
@@ -286,14 +286,14 @@ impl Link {
     /// Schedules one PONG for all PINGs since the output was last taken.
     fn handle_ping(&mut self) -> Result<Option<LinkEvent>, LinkError> {
         if std::mem::replace(&mut self.pong_pending, true) {
-            self.budget.record_idle_frame()?;
+            self.budget.record_useless_frame()?;
         }
         Ok(None)
     }
 
     fn handle_pong(&mut self) -> Result<Option<LinkEvent>, LinkError> {
         if !std::mem::take(&mut self.ping_in_flight) {
-            return self.handle_late();
+            return self.handle_late_frame();
         }
         if std::mem::take(&mut self.ping_requested) {
             self.ping();
@@ -302,16 +302,19 @@ impl Link {
         Ok(Some(LinkEvent::Pong))
     }
 
-    /// Returns the open stream of a frame. None: the stream has ended, and the frame is late.
-    fn find_open(&mut self, stream: StreamId) -> Result<Option<&mut StreamState>, LinkError> {
+    /// Returns the open stream of a frame; `None` if the stream has ended, so that the frame is late.
+    fn find_open_stream(
+        &mut self,
+        stream: StreamId,
+    ) -> Result<Option<&mut StreamState>, LinkError> {
         if stream > self.last_stream {
             return Err(LinkError::Misplaced { stream, fault: "never opened" });
         }
         Ok(self.streams.get_mut(&stream))
     }
 
-    fn handle_late(&mut self) -> Result<Option<LinkEvent>, LinkError> {
-        self.budget.record_idle_frame()?;
+    fn handle_late_frame(&mut self) -> Result<Option<LinkEvent>, LinkError> {
+        self.budget.record_useless_frame()?;
         Ok(None)
     }
 }

@@ -168,15 +168,15 @@ impl Link {
             let reason = if self.peer_reads_reasons { reason } else { "" };
             frame::write_reset(&mut self.output, stream, code as u8, reason);
             if self.role == Role::Opener && !state.has_response {
-                self.count_reset();
+                self.count_early_reset();
             }
         }
     }
 
     /// Counts a reset before the response, as the acceptor does.
-    fn count_reset(&mut self) {
+    fn count_early_reset(&mut self) {
         // The acceptor judges resets beyond the allowance: streams opened before the GOAWAY may still be reset.
-        self.budget.count_churn();
+        self.budget.count_early_reset();
         if self.budget.is_half_spent() {
             self.go_away(GoAwayCode::StreamIdsExhausted);
         }
@@ -249,8 +249,8 @@ impl Link {
         }
     }
 
-    /// Writes a frame with the payload that `write` appends, and then its length. None: the payload exceeds the
-    /// peer's limit, and the output is unchanged.
+    /// Writes a frame with the payload that `write` appends, and then its length. Returns `None`, with the output
+    /// unchanged, if the payload exceeds the peer's limit.
     fn write_section(
         &mut self,
         header: FrameHeader,
@@ -275,19 +275,19 @@ impl Link {
 
     fn write_data(&mut self, stream: StreamId, data: &[u8], end: bool) {
         let frame_max = usize::try_from(self.peer_limits.frame_max).unwrap_or(usize::MAX);
-        let mut rest = data;
-        while !rest.is_empty() || end {
-            let (part, after) = rest.split_at_checked(frame_max).unwrap_or((rest, &[]));
-            let is_last = after.is_empty();
-            let length = u32::try_from(part.len()).unwrap_or(u32::MAX);
+        let mut unsent = data;
+        while !unsent.is_empty() || end {
+            let (chunk, remaining) = unsent.split_at_checked(frame_max).unwrap_or((unsent, &[]));
+            let is_last = remaining.is_empty();
+            let length = u32::try_from(chunk.len()).unwrap_or(u32::MAX);
             let header = FrameHeader::new(FrameKind::Data, stream, length)
                 .with_flag(frame::END, end && is_last);
             self.output.put_slice(&header.encode());
-            self.output.put_slice(part);
+            self.output.put_slice(chunk);
             if is_last {
                 return;
             }
-            rest = after;
+            unsent = remaining;
         }
     }
 }

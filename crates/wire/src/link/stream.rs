@@ -48,7 +48,7 @@ impl Hasher for StreamIdHasher {
     }
 
     fn write_u32(&mut self, number: u32) {
-        self.0 = (self.0.rotate_left(8) ^ u64::from(number)).wrapping_mul(GOLDEN);
+        self.0 = (self.0.rotate_left(8) ^ u64::from(number)).wrapping_mul(GOLDEN_RATIO_MULTIPLIER);
     }
 }
 
@@ -56,9 +56,9 @@ impl Hasher for StreamIdHasher {
 #[derive(Debug)]
 pub(super) struct StreamState {
     /// The direction that this side sends.
-    pub(super) sending: Half,
+    pub(super) sending: StreamDirection,
     /// The direction that the peer sends.
-    pub(super) receiving: Half,
+    pub(super) receiving: StreamDirection,
     /// DATA bytes that the peer still accepts.
     pub(super) credit: u32,
     /// DATA bytes that this side still accepts.
@@ -72,8 +72,8 @@ pub(super) struct StreamState {
 impl StreamState {
     pub(super) fn new(kind: StreamKind, own_limits: &LinkLimits, peer_limits: &LinkLimits) -> Self {
         Self {
-            sending: Half::new(kind, peer_limits.head_max),
-            receiving: Half::new(kind, own_limits.head_max),
+            sending: StreamDirection::new(kind, peer_limits.head_max),
+            receiving: StreamDirection::new(kind, own_limits.head_max),
             credit: peer_limits.window,
             granted: own_limits.window,
             unacknowledged: 0,
@@ -93,12 +93,13 @@ impl StreamState {
 
 /// One direction of a stream: its frame order, validated by both sender and receiver.
 #[derive(Debug, Clone)]
-pub(super) struct Half {
+pub(super) struct StreamDirection {
     phase: MessagePhase,
     kind: StreamKind,
-    sections_left: u32,
+    section_bytes_left: u32,
 }
 
+/// The part of a message that a direction expects next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MessagePhase {
     Head,
@@ -127,10 +128,10 @@ impl FrameViolation {
     }
 }
 
-impl Half {
+impl StreamDirection {
     fn new(kind: StreamKind, head_max: u32) -> Self {
-        let sections_left = head_max.saturating_mul(SECTIONS_PER_DIRECTION);
-        Self { phase: MessagePhase::Head, kind, sections_left }
+        let section_bytes_left = head_max.saturating_mul(SECTIONS_PER_DIRECTION);
+        Self { phase: MessagePhase::Head, kind, section_bytes_left }
     }
 
     pub(super) fn is_ended(&self) -> bool {
@@ -189,11 +190,11 @@ impl Half {
 
     fn check_section(&mut self, length: u32) -> Result<(), FrameViolation> {
         let cost = length.saturating_add(SECTION_COST);
-        self.sections_left =
-            self.sections_left.checked_sub(cost).ok_or(FrameViolation::Sections)?;
+        self.section_bytes_left =
+            self.section_bytes_left.checked_sub(cost).ok_or(FrameViolation::Sections)?;
         Ok(())
     }
 }
 
 /// 2^64 divided by the golden ratio: adjacent numbers are spread far apart.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+const GOLDEN_RATIO_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -1,9 +1,5 @@
 //! Tests of the link rules, one by one.
-#![allow(
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects,
-    reason = "a test that fails by panic is a test that fails"
-)]
+#![allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, reason = "a test may panic")]
 
 mod document;
 mod drain;
@@ -200,7 +196,7 @@ fn pings_wait_for_their_pong_and_pongs_coalesce() {
     assert_eq!(all_events(&mut acceptor, &mut wire), []);
     assert!(!acceptor.is_idle());
     assert_eq!(acceptor.output().len(), 8);
-    // The second ping waited for the answer to the first.
+    // The second ping waited for the PONG of the first.
     assert_eq!(deliver_output(&mut acceptor, &mut opener), []);
     assert!(acceptor.is_idle());
     assert_eq!(opener.output().len(), 16);
@@ -375,7 +371,7 @@ fn connected_pair() -> (Link, Link) {
     (opener, acceptor)
 }
 
-/// An HTTP stream open at both ends, with an incomplete request.
+/// Opens an HTTP stream at both ends, with an incomplete request.
 fn open_stream(opener: &mut Link, acceptor: &mut Link) -> StreamId {
     let id =
         opener.open_stream(StreamKind::Http, false, write(b"POST / HTTP/1.1\r\n\r\n")).unwrap();
@@ -401,7 +397,7 @@ fn a_rejection_is_distinct_from_a_response_and_has_its_reason() {
 #[test]
 fn a_peer_of_an_earlier_release_gets_the_rejection_without_its_reason() {
     let mut opener = Link::new(Role::Opener, LinkLimits::default());
-    // Its HELLO has a zero where later releases state their features.
+    // The HELLO of an earlier release has a zero where later releases declare their features.
     opener.output()[frame::HEADER_BYTES + 3] = 0;
     let mut acceptor = Link::new(Role::Acceptor, LinkLimits::default());
     deliver_output(&mut opener, &mut acceptor);

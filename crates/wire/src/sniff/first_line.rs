@@ -1,6 +1,6 @@
 //! Lenient detection of HTTP requests on connections where no HTTP is expected.
 
-use super::METHODS;
+use super::REGISTERED_METHODS;
 
 /// The decision about the bytes read so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,11 +19,11 @@ pub enum FirstLine {
 #[derive(Debug, Default)]
 pub struct FirstLineReader {
     /// The beginning of the line, without leading blanks.
-    start: Vec<u8>,
+    line_start: Vec<u8>,
     /// The length of the line without leading blanks.
-    length: usize,
-    /// The number of leading elements of [`VERSION`] that the last bytes match.
-    matched: usize,
+    line_length: usize,
+    /// The number of leading elements of [`VERSION_PATTERN`] that the last bytes match.
+    matched_elements: usize,
 }
 
 impl FirstLineReader {
@@ -40,24 +40,28 @@ impl FirstLineReader {
 
     fn push_byte(&mut self, byte: u8) -> FirstLine {
         // Servers skip empty lines, and some skip blanks.
-        if self.length == 0 && is_blank(byte) {
+        if self.line_length == 0 && is_blank(byte) {
             return FirstLine::Incomplete;
         }
-        if byte == b'\n' || self.length >= MAX_LINE_BYTES {
+        if byte == b'\n' || self.line_length >= MAX_LINE_BYTES {
             return FirstLine::Other;
         }
-        self.length = self.length.saturating_add(1);
+        self.line_length = self.line_length.saturating_add(1);
         // A run of blanks counts once: it must not fill the room for the target.
-        let is_repeated = is_blank(byte) && self.start.last().is_some_and(|last| is_blank(*last));
-        if self.start.len() < MAX_START_BYTES && !is_repeated {
-            self.start.push(byte);
+        let is_repeated =
+            is_blank(byte) && self.line_start.last().is_some_and(|last| is_blank(*last));
+        if self.line_start.len() < MAX_START_BYTES && !is_repeated {
+            self.line_start.push(byte);
         }
-        let is_expected = VERSION.get(self.matched).is_some_and(|matches| matches(byte));
-        self.matched = match is_expected {
-            true => self.matched.saturating_add(1),
+        let is_expected =
+            VERSION_PATTERN.get(self.matched_elements).is_some_and(|matches| matches(byte));
+        self.matched_elements = match is_expected {
+            true => self.matched_elements.saturating_add(1),
             false => usize::from(is_blank(byte)),
         };
-        match self.matched == VERSION.len() || byte == b'/' && self.begins_request() {
+        match self.matched_elements == VERSION_PATTERN.len()
+            || byte == b'/' && self.begins_request()
+        {
             true => FirstLine::Request,
             false => FirstLine::Incomplete,
         }
@@ -65,25 +69,27 @@ impl FirstLineReader {
 
     /// True if the line begins with a registered method and a path or a URL.
     fn begins_request(&self) -> bool {
-        let mut words = self.start.split(|byte| is_blank(*byte)).filter(|word| !word.is_empty());
+        let mut words =
+            self.line_start.split(|byte| is_blank(*byte)).filter(|word| !word.is_empty());
         let (Some(method), Some(target)) = (words.next(), words.next()) else { return false };
         let starts_with_prefix = |prefix: &&[u8]| {
             target
                 .get(..prefix.len())
                 .is_some_and(|target_start| target_start.eq_ignore_ascii_case(prefix))
         };
-        METHODS.iter().any(|registered| registered.eq_ignore_ascii_case(method))
+        REGISTERED_METHODS.iter().any(|registered| registered.eq_ignore_ascii_case(method))
             && [&b"/"[..], b"http:/", b"https:/"].iter().any(starts_with_prefix)
     }
 }
 
-/// The blanks of servers, and those of Python's `http.server`, which splits a line that it reads as Latin-1.
+/// True for the bytes that some server reads as a blank. Python's `http.server` reads a line as Latin-1 and has the
+/// most.
 fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0x0b | 0x0c | 0x1c..=0x1f | 0x85 | 0xa0)
 }
 
-/// A version after a target: a blank, `HTTP/` and a digit.
-const VERSION: [fn(u8) -> bool; 7] = [
+/// Predicates for the bytes of a version after a target: a blank, `HTTP/` and a digit.
+const VERSION_PATTERN: [fn(u8) -> bool; 7] = [
     is_blank,
     |byte| byte.eq_ignore_ascii_case(&b'h'),
     |byte| byte.eq_ignore_ascii_case(&b't'),
@@ -93,10 +99,10 @@ const VERSION: [fn(u8) -> bool; 7] = [
     |byte| byte.is_ascii_digit(),
 ];
 
-/// The maximum length of a method, a blank, and the beginning of a target.
+/// The maximum number of bytes kept of a line: a method, a blank, and the beginning of a target.
 const MAX_START_BYTES: usize = 64;
 
-/// No server accepts a longer request line.
+/// The maximum length of a request line: no server accepts a longer one.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use leno_wire::http1::{BodyDecoder, BodyLength, Malformed};
 
-/// The segmentation of a body does not affect its content, trailers, end and validity; of several faults,
+/// Checks that the segmentation of a body does not affect its content, trailers, end and validity; of several faults,
 /// another may be reported first. The framing of accepted chunks, including extensions, has no NUL, and no CR
 /// or LF except in pairs, so that all readers agree on the end of a line. The first byte selects the kind of
 /// body.

@@ -6,8 +6,8 @@ use leno_wire::http1::{
     parse_target, write_request,
 };
 
-/// An accepted head is complete, was not complete before, and is forwarded without a change of meaning; a
-/// second hop changes nothing.
+/// Checks that an accepted head is complete, that none of its prefixes is, and that it is forwarded without a change
+/// of meaning; a second hop changes nothing.
 pub(crate) fn check(bytes: &[u8]) {
     let mut head = RequestHead::default();
     let Ok(Parsed::Complete(length)) = head.parse(bytes) else {
@@ -18,9 +18,9 @@ pub(crate) fn check(bytes: &[u8]) {
     for end in [length - 1, length / 2, 1] {
         assert_eq!(reparsed.parse(&bytes[..end]), Ok(Parsed::Partial));
     }
-    let (method, received) = (head.method.slice_in(bytes), head.target.slice_in(bytes));
-    parse_target(method, received).expect("an accepted head has an accepted target");
-    let origin = origin_form(method, received).expect("an accepted target has an origin form");
+    let (method, target) = (head.method.slice_in(bytes), head.target.slice_in(bytes));
+    parse_target(method, target).expect("an accepted head has an accepted target");
+    let origin = origin_form(method, target).expect("an accepted target has an origin form");
     assert!(method == b"CONNECT" || origin.starts_with(b"/") || *origin == *b"*");
 
     for framing in [Framing::Keep, Framing::OutOfBand] {
@@ -29,18 +29,18 @@ pub(crate) fn check(bytes: &[u8]) {
         write_request(bytes, &head, &edits, &mut written);
         assert_eq!(reparsed.parse(&written), Ok(Parsed::Complete(written.len())));
         assert_eq!(reparsed.method.slice_in(&written), method);
-        assert_eq!(reparsed.target.slice_in(&written), received);
+        assert_eq!(reparsed.target.slice_in(&written), target);
         if framing == Framing::Keep || head.body != BodyLength::Chunked {
             assert_eq!(reparsed.body, head.body);
         }
         assert!(end_to_end(bytes, &head.fields).eq(end_to_end(&written, &reparsed.fields)));
-        let mut twice = BytesMut::new();
-        write_request(&written, &reparsed, &edits, &mut twice);
-        assert_eq!(written, twice);
+        let mut rewritten = BytesMut::new();
+        write_request(&written, &reparsed, &edits, &mut rewritten);
+        assert_eq!(written, rewritten);
     }
 }
 
-/// The fields that must arrive. `Host` may be added, and an unnecessary length removed.
+/// Returns the fields that must arrive. `Host` may be added, and an unnecessary length removed.
 fn end_to_end<'a>(
     bytes: &'a [u8],
     fields: &'a [HeaderField],

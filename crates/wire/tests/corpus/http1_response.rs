@@ -6,8 +6,8 @@ use leno_wire::http1::{
     write_response,
 };
 
-/// An accepted head is complete, was not complete before, and is forwarded without a change of meaning, for
-/// every request method; a second hop changes nothing.
+/// Checks that an accepted head is complete, that none of its prefixes is, and that it is forwarded without a change
+/// of meaning, for every request method; a second hop changes nothing.
 pub(crate) fn check(bytes: &[u8]) {
     for request_kind in [RequestKind::Other, RequestKind::Head, RequestKind::Connect] {
         let mut head = ResponseHead::default();

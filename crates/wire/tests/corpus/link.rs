@@ -8,8 +8,8 @@ use leno_wire::link::{
     WINDOW_LEAST,
 };
 
-/// The segmentation of the bytes does not affect the events and the error, and no bytes exceed the limits, with
-/// any concurrent sends. The first byte selects the role, the second seeds the driver, the others are the
+/// Checks that the segmentation of the bytes does not affect the events and the error, and that no bytes exceed the
+/// limits, with any concurrent sends. The first byte selects the role, the second seeds the driver, the others are the
 /// peer's output.
 pub(crate) fn check(bytes: &[u8]) {
     let Some((&[role, seed], bytes)) = bytes.split_first_chunk() else {
@@ -23,7 +23,7 @@ pub(crate) fn check(bytes: &[u8]) {
     RandomDriver::new(role, seed).drive(bytes);
 }
 
-/// The events of a link that only receives.
+/// Returns the events and the error of a link that only receives.
 fn receive_in_steps(role: Role, bytes: &[u8], step: usize) -> (Vec<LinkEvent>, Option<LinkError>) {
     let mut link = start_link(role);
     let mut input = BytesMut::new();
@@ -58,7 +58,7 @@ fn start_link(role: Role) -> Link {
     link
 }
 
-/// A driver that answers, resets and consumes by its seed, and keeps count.
+/// A driver that responds, resets and consumes by its seed, and counts the unread bytes.
 struct RandomDriver {
     link: Link,
     seed: u64,

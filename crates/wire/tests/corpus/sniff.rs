@@ -2,8 +2,8 @@
 
 use leno_wire::sniff::{DetectedProtocol, MAX_SNIFF_BYTES, sniff_protocol};
 
-/// A decision is reached within its bound, and more bytes never change it. Empty lines before a request do not
-/// hide it.
+/// Checks that a decision is reached within its bound, that more bytes never change it, and that empty lines before a
+/// request do not hide it.
 pub(crate) fn check(bytes: &[u8]) {
     let decision = sniff_protocol(bytes);
     assert!(decision != DetectedProtocol::Incomplete || bytes.len() < MAX_SNIFF_BYTES);
@@ -11,7 +11,7 @@ pub(crate) fn check(bytes: &[u8]) {
         let early = sniff_protocol(&bytes[..end]);
         assert!(
             early == DetectedProtocol::Incomplete || early == decision,
-            "changed its mind at {end}"
+            "the decision changed at {end}"
         );
     }
     if decision == DetectedProtocol::Http1 && bytes.len() + 2 < MAX_SNIFF_BYTES {

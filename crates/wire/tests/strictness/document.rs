@@ -19,7 +19,7 @@ fn the_table_of_the_document_is_generated_from_the_vectors() {
         return;
     }
     let draft = Path::new(env!("CARGO_TARGET_TMPDIR")).join("http-strictness.md");
-    fs::write(&draft, &rendered).expect("the folder for temporary files can be written");
+    fs::write(&draft, &rendered).expect("the directory for temporary files can be written");
     panic!(
         "{} is not up to date; put the new text in place with\n  cp {} {}",
         document.display(),
@@ -31,16 +31,17 @@ fn the_table_of_the_document_is_generated_from_the_vectors() {
 fn render_table(rules: &[StrictnessRule]) -> String {
     let mut text = String::from(HEADING);
     for rule in rules {
-        let kinds: BTreeSet<&str> = rule.vectors.iter().map(|vector| vector.of.as_str()).collect();
+        let kinds: BTreeSet<&str> =
+            rule.vectors.iter().map(|vector| vector.message_kind.as_str()).collect();
         let kinds: Vec<&str> = kinds.into_iter().collect();
         let rejections: BTreeSet<String> =
             rule.vectors.iter().filter_map(describe_rejection).collect();
         let rejections: Vec<String> = rejections.into_iter().collect();
-        let count = |of_rejected| {
+        let count = |is_rejected| {
             let counted = rule
                 .vectors
                 .iter()
-                .filter(|vector| describe_rejection(vector).is_some() == of_rejected);
+                .filter(|vector| describe_rejection(vector).is_some() == is_rejected);
             counted.count()
         };
         writeln!(

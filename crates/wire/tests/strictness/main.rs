@@ -67,7 +67,7 @@ fn names_are_unique_and_every_rule_has_vectors() {
         assert!(!rule.vectors.is_empty(), "{}", rule.text);
         assert!(rule.text.ends_with('.') && rule.rfc.starts_with("RFC "), "{}", rule.text);
         for vector in &rule.vectors {
-            assert!(names.insert(&vector.name), "{} is there twice", vector.name);
+            assert!(names.insert(&vector.name), "{} is defined twice", vector.name);
         }
     }
 }
@@ -76,10 +76,10 @@ fn all_vectors(rules: &[StrictnessRule]) -> impl Iterator<Item = &Vector> {
     rules.iter().flat_map(|rule| &rule.vectors)
 }
 
-/// The difference from the vector, if any.
+/// Describes the difference from the vector, if there is one.
 fn find_difference(vector: &Vector, actual: &Verdict) -> Option<String> {
     let is_equal = match (&vector.outcome, actual) {
-        (ExpectedOutcome::Rejected { label, status }, Verdict::Refused(fault)) => {
+        (ExpectedOutcome::Rejected { label, status }, Verdict::Rejected(fault)) => {
             *label == format!("{fault:?}") && status_matches(vector, *fault, *status)
         }
         (ExpectedOutcome::Accepted(expected), Verdict::Accepted(actual)) => expected == actual,
@@ -88,17 +88,17 @@ fn find_difference(vector: &Vector, actual: &Verdict) -> Option<String> {
     (!is_equal).then(|| format!("{}: {:?}, not {actual:?}", vector.name, vector.outcome))
 }
 
-/// A client receives a status for its own fault; a fault of an upstream is always 502. A client with a closed
-/// connection receives none.
+/// True if the expected status is that of the fault. A client receives a status for its own fault; a fault of an
+/// upstream is always 502. A client with a closed connection receives none.
 fn status_matches(vector: &Vector, fault: Malformed, status: Option<u64>) -> bool {
     match status {
-        None => vector.ends && fault == Malformed::BodyTruncated,
-        Some(status) if vector.of == "response" => status == 502,
+        None => vector.closes_connection && fault == Malformed::BodyTruncated,
+        Some(status) if vector.message_kind == "response" => status == 502,
         Some(status) => status == u64::from(fault.status()),
     }
 }
 
-/// Up to this length a vector is split at every byte; beyond it, each split would read all of it again.
+/// The maximum length of a vector that is split at every byte: each split reads the whole vector again.
 const MAX_EVERY_CUT_BYTES: usize = 2048;
-/// A prime without relation to any size limit.
+/// The step between the splits of longer vectors: a prime without relation to any size limit.
 const COARSE_STEP: usize = 1009;

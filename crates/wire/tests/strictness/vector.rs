@@ -1,4 +1,4 @@
-//! Strictness vectors, as in their file.
+//! Strictness vectors, read from their file.
 
 use std::fs;
 use std::path::Path;
@@ -16,15 +16,15 @@ pub(crate) struct StrictnessRule {
 pub(crate) struct Vector {
     pub(crate) name: String,
     /// `request`, `response` or `body`.
-    pub(crate) of: String,
+    pub(crate) message_kind: String,
     /// The method of the request that a response answers.
-    pub(crate) answers: String,
+    pub(crate) request_method: String,
     pub(crate) bytes: Vec<u8>,
-    /// The connection closes after the bytes.
-    pub(crate) ends: bool,
+    /// True if the connection closes after the bytes.
+    pub(crate) closes_connection: bool,
     /// The status of a sidecar, if it differs from that of the parser's verdict.
     #[allow(dead_code, reason = "the tests of the sidecar read it, through a path")]
-    pub(crate) sidecar: Option<u64>,
+    pub(crate) sidecar_status: Option<u64>,
     pub(crate) outcome: ExpectedOutcome,
 }
 
@@ -35,14 +35,14 @@ pub(crate) enum ExpectedOutcome {
 }
 
 /// The expected properties of an accepted message. Properties that a vector omits are not checked, except
-/// `left`.
+/// `unparsed_bytes`.
 #[derive(Debug, Clone)]
 pub(crate) struct Accepted {
     pub(crate) body: Option<String>,
     pub(crate) keep_alive: Option<bool>,
     pub(crate) content: Option<Vec<u8>>,
     pub(crate) trailers: bool,
-    pub(crate) left: usize,
+    pub(crate) unparsed_bytes: usize,
 }
 
 impl PartialEq for Accepted {
@@ -54,7 +54,7 @@ impl PartialEq for Accepted {
             && agree(self.keep_alive.as_ref(), other.keep_alive.as_ref())
             && agree(self.content.as_ref(), other.content.as_ref())
             && self.trailers == other.trailers
-            && self.left == other.left
+            && self.unparsed_bytes == other.unparsed_bytes
     }
 }
 
@@ -64,18 +64,18 @@ pub(crate) fn rules() -> Vec<StrictnessRule> {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/http1/strictness.json");
     let text = fs::read_to_string(path).expect("the vectors are part of the repository");
     let file: Value = serde_json::from_str(&text).expect("the vectors are JSON");
-    list(&file["rules"]).iter().map(rule).collect()
+    read_list(&file["rules"]).iter().map(parse_rule).collect()
 }
 
-fn rule(value: &Value) -> StrictnessRule {
-    let vectors = list(&value["vectors"]).iter().map(vector).collect();
-    StrictnessRule { text: word(&value["rule"]), rfc: word(&value["rfc"]), vectors }
+fn parse_rule(value: &Value) -> StrictnessRule {
+    let vectors = read_list(&value["vectors"]).iter().map(parse_vector).collect();
+    StrictnessRule { text: read_text(&value["rule"]), rfc: read_text(&value["rfc"]), vectors }
 }
 
-fn vector(value: &Value) -> Vector {
+fn parse_vector(value: &Value) -> Vector {
     let outcome = match &value["accepted"] {
         Value::Null => ExpectedOutcome::Rejected {
-            label: word(&value["refused"]),
+            label: read_text(&value["refused"]),
             status: value["status"].as_u64(),
         },
         accepted => ExpectedOutcome::Accepted(Accepted {
@@ -84,37 +84,41 @@ fn vector(value: &Value) -> Vector {
                 length => length.to_string(),
             }),
             keep_alive: accepted["keep_alive"].as_bool(),
-            content: (!accepted["content"].is_null()).then(|| bytes(&accepted["content"])),
+            content: (!accepted["content"].is_null()).then(|| read_bytes(&accepted["content"])),
             trailers: accepted["trailers"].as_bool().unwrap_or_default(),
-            left: accepted["left"].as_u64().unwrap_or_default().try_into().expect("a length"),
+            unparsed_bytes: accepted["left"]
+                .as_u64()
+                .unwrap_or_default()
+                .try_into()
+                .expect("a length"),
         }),
     };
     Vector {
-        name: word(&value["name"]),
-        of: word(&value["of"]),
-        answers: value["answers"].as_str().unwrap_or("GET").to_owned(),
-        bytes: bytes(&value["bytes"]),
-        ends: value["ends"].as_bool().unwrap_or_default(),
-        sidecar: value["sidecar"].as_u64(),
+        name: read_text(&value["name"]),
+        message_kind: read_text(&value["of"]),
+        request_method: value["answers"].as_str().unwrap_or("GET").to_owned(),
+        bytes: read_bytes(&value["bytes"]),
+        closes_connection: value["ends"].as_bool().unwrap_or_default(),
+        sidecar_status: value["sidecar"].as_u64(),
         outcome,
     }
 }
 
-fn bytes(value: &Value) -> Vec<u8> {
+fn read_bytes(value: &Value) -> Vec<u8> {
     match value {
-        Value::Array(pieces) => pieces.iter().flat_map(bytes).collect(),
+        Value::Array(pieces) => pieces.iter().flat_map(read_bytes).collect(),
         Value::Object(piece) => {
             let times = piece["times"].as_u64().and_then(|times| usize::try_from(times).ok());
-            bytes(&piece["repeat"]).repeat(times.expect("a count"))
+            read_bytes(&piece["repeat"]).repeat(times.expect("a count"))
         }
-        text => word(text).chars().map(|byte| u8::try_from(byte).expect("a byte")).collect(),
+        text => read_text(text).chars().map(|byte| u8::try_from(byte).expect("a byte")).collect(),
     }
 }
 
-fn list(value: &Value) -> &[Value] {
+fn read_list(value: &Value) -> &[Value] {
     value.as_array().expect("a list")
 }
 
-fn word(value: &Value) -> String {
+fn read_text(value: &Value) -> String {
     value.as_str().expect("a word").to_owned()
 }

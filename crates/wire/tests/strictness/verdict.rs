@@ -8,7 +8,7 @@ use crate::vector::{Accepted, Vector};
 
 #[derive(Debug, PartialEq)]
 pub(crate) enum Verdict {
-    Refused(Malformed),
+    Rejected(Malformed),
     Accepted(Accepted),
     /// The input ended before the message was complete.
     Unfinished,
@@ -19,15 +19,20 @@ pub(crate) fn parse_vector(vector: &Vector, cuts: &[usize]) -> Verdict {
     match parse_message(vector, cuts) {
         Ok(Some(accepted)) => Verdict::Accepted(accepted),
         Ok(None) => Verdict::Unfinished,
-        Err(fault) => Verdict::Refused(fault),
+        Err(fault) => Verdict::Rejected(fault),
     }
 }
 
 fn parse_message(vector: &Vector, cuts: &[usize]) -> Result<Option<Accepted>, Malformed> {
-    let mut accepted =
-        Accepted { body: None, keep_alive: None, content: None, trailers: false, left: 0 };
+    let mut accepted = Accepted {
+        body: None,
+        keep_alive: None,
+        content: None,
+        trailers: false,
+        unparsed_bytes: 0,
+    };
     let mut cuts = cuts.iter().copied().peekable();
-    let (start, length) = if vector.of == "body" {
+    let (start, length) = if vector.message_kind == "body" {
         (0, BodyLength::Chunked)
     } else {
         let Some((start, length, keep_alive)) = parse_head(vector, &mut cuts)? else {
@@ -51,11 +56,11 @@ fn parse_message(vector: &Vector, cuts: &[usize]) -> Result<Option<Accepted>, Ma
             }
         }
     }
-    if vector.ends || length == BodyLength::UntilClose {
+    if vector.closes_connection || length == BodyLength::UntilClose {
         decoder.end_of_input()?;
     }
     accepted.content = Some(content);
-    accepted.left = vector.bytes.len() - at;
+    accepted.unparsed_bytes = vector.bytes.len() - at;
     Ok(decoder.is_complete().then_some(accepted))
 }
 
@@ -66,14 +71,14 @@ fn parse_head(
     cuts: &mut std::iter::Peekable<impl Iterator<Item = usize>>,
 ) -> Result<Option<(usize, BodyLength, bool)>, Malformed> {
     let (mut request, mut response) = (RequestHead::default(), ResponseHead::default());
-    let request_kind = RequestKind::for_method(vector.answers.as_bytes());
+    let request_kind = RequestKind::for_method(vector.request_method.as_bytes());
     while let Some(cut) = cuts.peek() {
         let available = &vector.bytes[..*cut];
-        let parsed = match vector.of.as_str() {
+        let parsed = match vector.message_kind.as_str() {
             "request" => request.parse(available)?,
             _ => response.parse(available, request_kind)?,
         };
-        match (parsed, vector.of.as_str()) {
+        match (parsed, vector.message_kind.as_str()) {
             (Parsed::Partial, _) => drop(cuts.next()),
             (Parsed::Complete(length), "request") => {
                 return Ok(Some((length, request.body, request.keep_alive)));
@@ -100,7 +105,7 @@ macro_rules! labels {
         /// The names of all variants of `Malformed`.
         pub(crate) const LABELS: &[&str] = &[$(stringify!($name)),*];
 
-        /// Does not compile if the list is incomplete.
+        /// Ensures at compile time that the list is complete.
         #[expect(dead_code, reason = "the compiler is its reader")]
         fn is_complete(fault: Malformed) {
             match fault {

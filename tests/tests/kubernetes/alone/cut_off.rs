@@ -25,14 +25,14 @@ impl Drop for IsolatedNode {
     }
 }
 
-/// The link of a node at the bridge has the node's name.
+/// Sets the link of a node `up` or `down`. The link at the bridge has the node's name.
 fn set_link(node: &str, state: &str) {
     let result = Command::new("ip").args(["link", "set", node, state]).status().unwrap();
     assert!(result.success(), "the link of {node}");
 }
 
 /// Returns a Deployment of servers on one node, behind the Service `server`.
-fn servers_on(node: &str, name: &str, replicas: u32) -> String {
+fn server_deployment(node: &str, name: &str, replicas: u32) -> String {
     http_server(name, replicas, "")
         .replace(&format!("{{app: {name}}}, }}"), &format!("{{app: server, at: {name}}}}}"))
         .replace(
@@ -56,8 +56,8 @@ fn a_node_without_network_fails_only_requests_in_progress() {
     let nodes = node_names();
     let [near_node, far_node] = &nodes[..] else { panic!("two nodes, not {nodes:?}") };
     let namespace = TestNamespace::new("cut-off", SidecarInjection::Enabled);
-    namespace.apply_manifests(&servers_on(near_node, "near", 2));
-    namespace.apply_manifests(&servers_on(far_node, "far", 3));
+    namespace.apply_manifests(&server_deployment(near_node, "near", 2));
+    namespace.apply_manifests(&server_deployment(far_node, "far", 3));
     namespace.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: server}, spec: {selector: {app: server}, \
          ports: [{name: http, port: 80, targetPort: http}]}}",
@@ -72,7 +72,7 @@ fn a_node_without_network_fails_only_requests_in_progress() {
     eventually("the detection time is over", DETECTION_TIME * 10, || {
         (started.elapsed() >= DETECTION_TIME).then_some(())
     });
-    let later = namespace.kubectl(&[
+    let late_report = namespace.kubectl(&[
         "exec", "job/load", "-c", "load", "--", "/leno", "load", &url, "--rate", "100", "-c", "8",
         "--warmup", "0s", "-d", "20s", "-o", "json",
     ]);
@@ -80,19 +80,22 @@ fn a_node_without_network_fails_only_requests_in_progress() {
         (started.elapsed() >= OUTAGE).then_some(())
     });
     drop(isolated);
-    let (requests, failed) = load.stop_load();
-    let later: Value = serde_json::from_str(&stdout_of(&later)).expect("a report");
-    eprintln!("of {requests} failed {failed}; after {DETECTION_TIME:?}: {later}");
+    let (requests, failures) = load.stop_load();
+    let late_report: Value = serde_json::from_str(&stdout_of(&late_report)).expect("a report");
+    eprintln!("of {requests} failed {failures}; after {DETECTION_TIME:?}: {late_report}");
     assert!(requests > 1000, "{requests}");
-    let failed: u64 = failed.as_object().unwrap().values().filter_map(Value::as_u64).sum();
-    assert!(failed <= CONNECTIONS * SERVERS_CUT_OFF, "{failed} of {requests}");
-    assert_eq!(later["errors_by_kind"], serde_json::json!({}), "{later}");
-    assert!(later["requests"].as_u64() >= Some(1900), "{later}");
-    assert!(later["latency_us"]["p99"].as_f64().expect("a latency") <= 1e6, "{later}");
+    let failures: u64 = failures.as_object().unwrap().values().filter_map(Value::as_u64).sum();
+    assert!(failures <= CONNECTIONS * SERVERS_CUT_OFF, "{failures} of {requests}");
+    assert_eq!(late_report["errors_by_kind"], serde_json::json!({}), "{late_report}");
+    assert!(late_report["requests"].as_u64() >= Some(1900), "{late_report}");
+    assert!(late_report["latency_us"]["p99"].as_f64().expect("a latency") <= 1e6, "{late_report}");
 }
 
+/// The maximum time until other nodes stop sending requests to the isolated node.
 const DETECTION_TIME: Duration = Duration::from_secs(3);
+/// The time for which the node has no network.
 const OUTAGE: Duration = Duration::from_secs(25);
 /// The number of connections of the load.
 const CONNECTIONS: u64 = 8;
+/// The number of servers on the isolated node.
 const SERVERS_CUT_OFF: u64 = 3;

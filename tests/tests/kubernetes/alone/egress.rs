@@ -30,18 +30,18 @@ impl Drop for EgressSettings {
 
 /// Returns servers outside the mesh: HTTP, HTTPS and a line protocol.
 fn start_servers() -> TestNamespace {
-    let outside = TestNamespace::new("outside", SidecarInjection::Disabled);
-    outside.http_server("server", 1);
-    outside.apply_manifests(
+    let external_namespace = TestNamespace::new("outside", SidecarInjection::Disabled);
+    external_namespace.create_http_server("server", 1);
+    external_namespace.apply_manifests(
         "{apiVersion: v1, kind: Pod, metadata: {name: secure, labels: {app: secure}}, spec: {containers: [
   {name: app, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http, -tls, -listen, ':8443']}]}}
 ---
 {apiVersion: v1, kind: Service, metadata: {name: secure}, spec: {selector: {app: secure}, ports: [{port: 443, targetPort: 8443}]}}
 ",
     );
-    outside.apply_manifests(&line_server("lines", "", "tcp-lines"));
-    outside.wait_ready();
-    outside
+    external_namespace.apply_manifests(&line_server("lines", "", "tcp-lines"));
+    external_namespace.wait_ready();
+    external_namespace
 }
 
 /// Returns the egress policy of one account.
@@ -60,13 +60,13 @@ const ROUTES: &str =
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn policies_limit_egress() {
-    let outside = start_servers();
+    let external_namespace = start_servers();
     let namespace = TestNamespace::new("leaving", SidecarInjection::Enabled);
-    namespace.http_server("server", 1);
+    namespace.create_http_server("server", 1);
     namespace.create_client("client");
     namespace.create_client("other");
     namespace.wait_ready();
-    let full_name = |name: &str| format!("{name}.{}", outside.name());
+    let full_name = |name: &str| format!("{name}.{}", external_namespace.name());
     let clear = format!("http://{}/", full_name("server"));
     let secure = format!("https://{}/", full_name("secure"));
     let lines = full_name("lines");
@@ -101,7 +101,7 @@ fn policies_limit_egress() {
     expect_all_allowed("client");
     expect("client", &["-H", "host: another.example", &clear], 0, 403);
     let address = ["get", "service", "secure", "-o", "jsonpath={.spec.clusterIP}"];
-    let address = stdout_of(&outside.kubectl(&address));
+    let address = stdout_of(&external_namespace.kubectl(&address));
     let resolved = format!("another.example:443:{address}");
     expect("client", &["-k", "--resolve", &resolved, "https://another.example/"], 35, 0);
     expect_all_denied("other");
@@ -126,9 +126,9 @@ fn policies_limit_egress() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_api_server_stays_reachable_while_other_egress_is_denied() {
-    let outside = TestNamespace::new("beyond", SidecarInjection::Disabled);
-    outside.http_server("server", 1);
-    outside.wait_ready();
+    let external_namespace = TestNamespace::new("beyond", SidecarInjection::Disabled);
+    external_namespace.create_http_server("server", 1);
+    external_namespace.wait_ready();
     let namespace = TestNamespace::new("operators", SidecarInjection::Enabled);
     namespace.create_client("client");
     namespace.wait_ready();
@@ -138,7 +138,7 @@ fn the_api_server_stays_reachable_while_other_egress_is_denied() {
         "https://kubernetes.default.svc/version".to_owned(),
         format!("https://{}/version", stdout_of(&kubectl(&slice))),
     ];
-    let other = format!("http://server.{}/", outside.name());
+    let other_url = format!("http://server.{}/", external_namespace.name());
     let expect = |exit, status| {
         for version in &versions {
             namespace.expect_curl("client", &["-k", version], exit, status);
@@ -146,11 +146,11 @@ fn the_api_server_stays_reachable_while_other_egress_is_denied() {
     };
     expect(0, 200);
     let settings = EgressSettings::deny_all();
-    namespace.expect_curl("client", &[&other], 56, 0);
+    namespace.expect_curl("client", &[&other_url], 56, 0);
     expect(0, 200);
     drop(settings);
     let settings = EgressSettings::apply_settings("egress: deny, apiServerEgress: deny");
-    namespace.expect_curl("client", &[&other], 56, 0);
+    namespace.expect_curl("client", &[&other_url], 56, 0);
     expect(35, 0);
     drop(settings);
     expect(0, 200);

@@ -19,14 +19,14 @@ fn lease_holder() -> String {
 #[allow(clippy::print_stderr, reason = "the figures are the result")]
 fn a_terminating_control_plane_releases_its_lease() {
     let takeover = || {
-        let (before, _) = eventually("a control plane leads", MAX_WAIT, || {
+        let (first_holder, _) = eventually("a control plane leads", MAX_WAIT, || {
             Some(lease_holder()).filter(|holder| !holder.is_empty())
         });
         let deleted = Instant::now();
-        control_kubectl(&["delete", "pod", &before, "--wait=false"]);
+        control_kubectl(&["delete", "pod", &first_holder, "--wait=false"]);
         eventually("another control plane leads", MAX_WAIT, || {
             let holder = lease_holder();
-            (!holder.is_empty() && holder != before).then_some(())
+            (!holder.is_empty() && holder != first_holder).then_some(())
         });
         let elapsed = deleted.elapsed();
         control_kubectl(&["rollout", "status", "deployment/leno-control", "--timeout=120s"]);
@@ -61,8 +61,8 @@ fn control_planes_run_on_different_nodes_after_each_rollout() {
         let (nodes_of_pods, _) = eventually("the previous pods are gone", MAX_WAIT, || {
             Some(nodes()).filter(|nodes_of_pods| nodes_of_pods.len() == 2)
         });
-        let different: BTreeSet<&String> = nodes_of_pods.iter().collect();
-        assert_eq!(different.len(), 2, "{nodes_of_pods:?}");
+        let distinct_nodes: BTreeSet<&String> = nodes_of_pods.iter().collect();
+        assert_eq!(distinct_nodes.len(), 2, "{nodes_of_pods:?}");
     }
 }
 

@@ -11,7 +11,7 @@ use crate::gateways::{create_gateway, external_clients_at};
 use crate::under_load::{LoadPod, find_process, node_names, start_servers};
 
 /// Returns the number of Pods with a label on a node.
-fn pods_on(node: &str, namespace: &TestNamespace, label: &str) -> usize {
+fn count_pods_on(node: &str, namespace: &TestNamespace, label: &str) -> usize {
     let field = format!("--field-selector=spec.nodeName={node}");
     stdout_of(&namespace.kubectl(&["get", "pods", "-l", label, &field, "-o", "name"]))
         .lines()
@@ -27,13 +27,13 @@ fn drain_node(node: &str, load: LoadPod<'_>, is_empty: impl Fn() -> bool) {
     stdout_of(&kubectl(&["uncordon", node]));
     stdout_of(&result);
     assert!(is_empty);
-    let (requests, failed) = load.stop_load();
-    eprintln!("{node} drained: of {requests} requests failed {failed}");
+    let (requests, failures) = load.stop_load();
+    eprintln!("{node} drained: of {requests} requests failed {failures}");
     assert!(requests > 1000, "{requests}");
-    assert_eq!(failed, serde_json::json!({}));
+    assert_eq!(failures, serde_json::json!({}));
 }
 
-/// One of them runs the DNS server.
+/// One of the drained nodes runs the DNS server.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn each_drained_node_fails_no_request() {
@@ -45,7 +45,7 @@ fn each_drained_node_fails_no_request() {
         );
         stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=4"]));
         namespace.wait_ready();
-        let count_pods = || pods_on(&node, &namespace, "app=server");
+        let count_pods = || count_pods_on(&node, &namespace, "app=server");
         assert!(count_pods() > 0, "the node has some of the pods");
         let load = LoadPod::start_on_other_node(&namespace, "http://server/", &node);
         drain_node(&node, load, || count_pods() == 0);
@@ -55,14 +55,15 @@ fn each_drained_node_fails_no_request() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_drained_node_fails_no_request_of_a_gateway() {
-    // Loads run on the first one.
+    // Loads run on the first node.
     let node = node_names().pop().expect("there are nodes");
     let namespace = start_servers("fronted");
     let address = create_gateway(&namespace);
     stdout_of(&namespace.kubectl(&["scale", "deployment/leno-gateway-front", "--replicas=2"]));
     let rolled_out = ["rollout", "status", "deployment/leno-gateway-front", "--timeout=120s"];
     stdout_of(&namespace.kubectl(&rolled_out));
-    let count_pods = || pods_on(&node, &namespace, "gateway.networking.k8s.io/gateway-name=front");
+    let count_pods =
+        || count_pods_on(&node, &namespace, "gateway.networking.k8s.io/gateway-name=front");
     assert!(count_pods() > 0, "the node has some of the pods");
     let (external_clients, url) = external_clients_at(&address);
     let load = LoadPod::start(&external_clients, &url);
@@ -74,19 +75,19 @@ fn a_drained_node_fails_no_request_of_a_gateway() {
 fn a_restarted_api_server_fails_no_request() {
     let namespace = start_servers("restarted");
     let load = LoadPod::start(&namespace, "http://server/");
-    let before = api_server().expect("an API server runs");
-    let result = Command::new("kill").args(["-9", &before.to_string()]).status().unwrap();
+    let old_process = find_api_server().expect("an API server runs");
+    let result = Command::new("kill").args(["-9", &old_process.to_string()]).status().unwrap();
     assert!(result.success());
     eventually("another API server is ready", Duration::from_secs(180), || {
-        let new_process = api_server().filter(|pid| *pid != before)?;
+        let new_process = find_api_server().filter(|pid| *pid != old_process)?;
         kubectl(&["get", "--raw", "/readyz"]).status.success().then_some(new_process)
     });
     // The mesh continues to work: a new Pod joins and receives requests.
     stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
     stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
-    let (requests, failed) = load.stop_load();
+    let (requests, failures) = load.stop_load();
     assert!(requests > 1000, "{requests}");
-    assert_eq!(failed, serde_json::json!({}));
+    assert_eq!(failures, serde_json::json!({}));
 }
 
 #[test]
@@ -99,13 +100,13 @@ fn killed_control_planes_fail_no_request() {
     // The restarted control plane works: a new Pod joins.
     stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
     stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
-    let (requests, failed) = load.stop_load();
+    let (requests, failures) = load.stop_load();
     assert!(requests > 1000, "{requests}");
-    assert_eq!(failed, serde_json::json!({}));
+    assert_eq!(failures, serde_json::json!({}));
 }
 
 /// Returns the process of this cluster's API server, which is restarted when it exits.
-fn api_server() -> Option<u32> {
+fn find_api_server() -> Option<u32> {
     let config = std::env::var_os("KUBECONFIG").expect("no cluster: run ./test kubernetes");
     let state = Path::new(&config)
         .parent()

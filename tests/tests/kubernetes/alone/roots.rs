@@ -35,18 +35,18 @@ fn run_ca(pod: &str, step: &str) -> Result<String, String> {
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
 
-/// Takes a step once the previous step has reached every member.
-fn take_step(pod: &str, step: &str) {
-    let mut last = String::new();
+/// Runs a step of `leno ca` once the previous step has reached every member.
+fn run_ca_step(pod: &str, step: &str) {
+    let mut last_error = String::new();
     eventually(&format!("`leno ca {step}`"), Duration::from_secs(120), || {
         let error = match run_ca(pod, step) {
             Ok(_) => return Some(()),
             Err(error) => error,
         };
-        if error != last {
+        if error != last_error {
             eprintln!("ca {step}: {error}");
         }
-        last = error;
+        last_error = error;
         None
     });
 }
@@ -78,7 +78,7 @@ fn the_root_is_replaced_without_a_failed_request() {
     wait_for_stage(&pods, "stable");
     let load = LoadPod::start(&namespace, "http://server/");
     for (step, stage) in [("add", "added"), ("activate", "activated"), ("retire", "stable")] {
-        take_step(first, step);
+        run_ca_step(first, step);
         wait_for_stage(&pods, stage);
     }
     let after = eventually("one root is published", Duration::from_secs(60), || {
@@ -94,13 +94,13 @@ fn the_root_is_replaced_without_a_failed_request() {
     let servers = namespace.list_pods("server");
     let servers: Vec<&str> = servers.iter().map(String::as_str).collect();
     namespace.expect_reached("client", &["http://server/"], &servers);
-    let (requests, failed) = load.stop_load();
+    let (requests, failures) = load.stop_load();
     assert!(requests > 1000, "{requests}");
-    assert_eq!(failed, serde_json::json!({}));
+    assert_eq!(failures, serde_json::json!({}));
 }
 
 /// Creates a company's root and an intermediate as files: `ca.crt`, `tls.crt`, `tls.key`.
-const COMPANY: &str = "set -e; cd \"$0\"
+const CREATE_COMPANY_CA: &str = "set -e; cd \"$0\"
 for k in ca tls; do openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out $k.key; done
 openssl req -x509 -new -key ca.key -days 3650 -subj '/CN=Company root' -addext keyUsage=critical,keyCertSign,cRLSign -out ca.crt
 openssl req -new -key tls.key -subj '/CN=Company mesh' -out tls.csr
@@ -110,10 +110,15 @@ openssl x509 -req -in tls.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn an_external_authority_created_before_the_mesh_signs() {
-    let company = tempfile::tempdir().expect("a directory");
-    let result = Command::new("bash").args(["-c", COMPANY]).arg(company.path()).output().unwrap();
+    let company_directory = tempfile::tempdir().expect("a directory");
+    let result = Command::new("bash")
+        .args(["-c", CREATE_COMPANY_CA])
+        .arg(company_directory.path())
+        .output()
+        .unwrap();
     stdout_of(&result);
-    let file = |name: &str| std::fs::read_to_string(company.path().join(name)).expect(name);
+    let file =
+        |name: &str| std::fs::read_to_string(company_directory.path().join(name)).expect(name);
     run_uninstall(&["--purge"]);
     apply_globally("{apiVersion: v1, kind: Namespace, metadata: {name: leno-system}}");
     let secret = serde_json::json!({
@@ -125,7 +130,7 @@ fn an_external_authority_created_before_the_mesh_signs() {
     install_image(&program_image());
     let namespace = TestNamespace::new("vouched", SidecarInjection::Enabled);
     let unmeshed = TestNamespace::new("unvouched", SidecarInjection::Disabled);
-    namespace.http_server("server", 1);
+    namespace.create_http_server("server", 1);
     namespace.create_client("client");
     unmeshed.create_client("client");
     namespace.wait_ready();
@@ -138,7 +143,7 @@ fn an_external_authority_created_before_the_mesh_signs() {
     // The certificate of a sidecar is signed by the intermediate and chains to the company's root.
     let path = "jsonpath={.items[0].status.podIP}";
     let address = stdout_of(&namespace.kubectl(&["get", "pods", "-l", "app=server", "-o", path]));
-    let roots = company.path().join("ca.crt");
+    let roots = company_directory.path().join("ca.crt");
     let listener = format!("{address}:8080");
     let mut openssl = Command::new("openssl");
     openssl.args(["s_client", "-connect", &listener, "-alpn", "leno/1", "-showcerts", "-CAfile"]);

@@ -50,19 +50,19 @@ fn an_upgrade_fails_no_request() {
         container_images(namespace.name(), "app=server"),
         [before.clone(), application.clone()]
     );
-    let control = "app.kubernetes.io/name=leno-control";
+    let control_selector = "app.kubernetes.io/name=leno-control";
     let wait =
         ["-n", "leno-system", "rollout", "status", "deployment/leno-control", "--timeout=120s"];
     stdout_of(&kubectl(&wait));
-    assert!(container_images("leno-system", control).contains(&after));
+    assert!(container_images("leno-system", control_selector).contains(&after));
     stdout_of(&namespace.kubectl(&["rollout", "restart", "deployment/server"]));
     wait_for_rollout(&namespace);
     assert!(container_images(namespace.name(), "app=server").contains(&after));
-    let (requests, failed) = load.stop_load();
+    let (requests, failures) = load.stop_load();
     // Rolls back.
     install_image(&before);
     assert!(requests > 1000, "{requests}");
-    assert_eq!(failed, serde_json::json!({}));
+    assert_eq!(failures, serde_json::json!({}));
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn an_uninstalled_and_reinstalled_mesh_fails_no_request() {
     let pods = namespace.list_pods("server");
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
     namespace.expect_reached("client", &["http://server/"], &pods);
-    let (requests, failed) = load.stop_load();
+    let (requests, failures) = load.stop_load();
     assert!(requests > 1000, "{requests}");
-    assert_eq!(failed, serde_json::json!({}));
+    assert_eq!(failures, serde_json::json!({}));
 }

@@ -6,7 +6,7 @@ use leno_tests::leno_command;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{SHORT, number_at, run_bench};
+use super::{SHORT, number_at_path, run_bench};
 
 #[test]
 fn requirements_of_java_parts_are_checked_before_measuring() {
@@ -40,22 +40,23 @@ fn jmeter_measures_the_same_figures_as_leno_load() {
             assert_eq!(trial["errors"], 0, "{name}: {trial:#}");
             assert_eq!(trial["statuses"]["200"], trial["requests"], "{name}: {trial:#}");
             // In one second of eight clients, completed and started requests differ by at most eight.
-            let (rps, requests) = (number_at(trial, &["rps"]), number_at(trial, &["requests"]));
+            let (rps, requests) =
+                (number_at_path(trial, &["rps"]), number_at_path(trial, &["requests"]));
             assert!((rps - requests).abs() <= 8.0, "{name}: {trial:#}");
             // Each of eight clients has one request in flight, for one second plus the last request.
-            let waited = requests * number_at(trial, &["latency_ms", "mean"]);
-            let bound = 8.0 * (1000.0 + number_at(trial, &["latency_ms", "max"]));
+            let waited = requests * number_at_path(trial, &["latency_ms", "mean"]);
+            let bound = 8.0 * (1000.0 + number_at_path(trial, &["latency_ms", "max"]));
             assert!(waited > 0.0 && waited <= bound, "{waited} ms: {trial:#}");
             for percentile in ["p50", "p90", "p95", "p99", "p999", "max"] {
-                let ms = number_at(trial, &["latency_ms", percentile]);
+                let ms = number_at_path(trial, &["latency_ms", percentile]);
                 assert!(ms.fract() == 0.0, "{name} {percentile}: {ms} is no whole millisecond");
             }
         }
-        assert!(number_at(&case["contenders"]["leno"], &["cpu_us_per_request", "sum"]) > 0.0);
+        assert!(number_at_path(&case["contenders"]["leno"], &["cpu_us_per_request", "sum"]) > 0.0);
     }
     let (_, progress) =
         gateway_ratings(&home, &["--driver", "jmeter", "--contenders", "none,leno"]);
-    assert!(!progress.contains("building"), "it is built once: {progress}");
+    assert!(!progress.contains("building"), "the program is built once: {progress}");
 }
 
 #[test]
@@ -71,7 +72,8 @@ fn spring_applications_do_the_same_work_through_our_sidecars() {
         let trial = &case["contenders"]["leno"]["repeats"][0];
         assert_eq!(trial["errors"], 0, "{trial:#}");
         assert_eq!(trial["statuses"]["200"], trial["requests"], "{trial:#}");
-        let process = |name: &str| number_at(trial, &["cpu_us_per_request", "processes", name]);
+        let process =
+            |name: &str| number_at_path(trial, &["cpu_us_per_request", "processes", name]);
         (process("client"), process("gateway"), process("ratings"))
     });
     let [ratings, gateway] = costs.collect::<Vec<_>>().try_into().unwrap();

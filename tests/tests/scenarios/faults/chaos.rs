@@ -113,7 +113,7 @@ impl Chaos {
                 let control = choice % self.controls.len();
                 self.controls[control].kill();
                 self.wait_for_requests(20);
-                self.controls[control].start_again();
+                self.controls[control].restart();
             }
             1 => {
                 self.injected.insert("a control plane is paused");
@@ -125,7 +125,7 @@ impl Chaos {
                 let server = choice % self.servers.len();
                 self.servers[server].kill();
                 self.wait_for_requests(20);
-                self.servers[server].start_again();
+                self.servers[server].restart();
             }
             3 => {
                 self.injected.insert("a sidecar is paused");

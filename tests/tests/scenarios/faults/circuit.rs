@@ -35,7 +35,7 @@ fn a_circuit_opens_for_an_unhealthy_service_and_closes_on_recovery() {
         counter.fetch_add(1, Ordering::SeqCst);
         if request.method_and_target().1 == "/wait" {
             let receiver = released.lock().expect("no thread panicked");
-            receiver.recv_timeout(MAX_WAIT).expect("it is released");
+            receiver.recv_timeout(MAX_WAIT).expect("the test releases the response");
         }
         match fails.load(Ordering::SeqCst) {
             true => {
@@ -71,7 +71,7 @@ fn a_circuit_opens_for_an_unhealthy_service_and_closes_on_recovery() {
     assert!(page.metric_value("leno_circuit_transitions_total{to=\"open\"}") >= 1.0);
 
     is_failing.store(false, Ordering::SeqCst);
-    eventually("it is closed", MAX_WAIT, || {
+    eventually("the circuit is closed", MAX_WAIT, || {
         (0..20).all(|_| send_request().status == 200).then_some(())
     });
     assert!(page.metric_value("leno_circuit_transitions_total{to=\"closed\"}") >= 1.0);
@@ -80,12 +80,12 @@ fn a_circuit_opens_for_an_unhealthy_service_and_closes_on_recovery() {
     let before = request_count.load(Ordering::SeqCst);
     let first =
         std::thread::spawn(move || get(listener, "/wait").expect("the listener responds").status);
-    eventually("it is under way", MAX_WAIT, || {
+    eventually("the first request is in progress", MAX_WAIT, || {
         (request_count.load(Ordering::SeqCst) > before).then_some(())
     });
     let second = send_request();
     assert_eq!(second.status, 503);
-    release.send(()).expect("it waits");
-    assert_eq!(first.join().expect("it did not panic"), 200);
+    release.send(()).expect("the application waits");
+    assert_eq!(first.join().expect("the thread did not panic"), 200);
     assert_eq!(send_request().status, 200);
 }

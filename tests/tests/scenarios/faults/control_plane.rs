@@ -19,7 +19,7 @@ fn killing_a_control_plane_fails_no_request_and_sidecars_reconnect() {
     load.wait_for(100);
     control.kill();
     load.wait_for(500);
-    eventually("its sidecars know that it is gone", MAX_WAIT, || {
+    eventually("the sidecars report the disconnection", MAX_WAIT, || {
         (web.page.metric_value("leno_control_connected") == 0.0).then_some(())
     });
     load.wait_for(100);
@@ -29,17 +29,17 @@ fn killing_a_control_plane_fails_no_request_and_sidecars_reconnect() {
     let inbound = ratings.page.inbound_listener(shop.ratings.port());
     ratings.kill();
     assert_eq!(get(shop.listener, "/").unwrap().rejection_reason(), Some("connect-failed"));
-    ratings.start_again();
+    ratings.restart();
     assert_eq!(ratings.page.inbound_listener(shop.ratings.port()), inbound);
     wait_until_status(shop.listener, 200);
     web.kill();
-    web.start_again();
+    web.restart();
     wait_until_status(shop.listener, 200);
 
     let load = BackgroundLoad::start("GET", shop.listener, 2);
     load.wait_for(100);
-    control.start_again();
-    eventually("both follow it again", MAX_WAIT, || {
+    control.restart();
+    eventually("both sidecars are connected again", MAX_WAIT, || {
         let proxies = control.get_json("proxies");
         AdminPage::for_workload(&proxies, "shop/ratings-1")
             .and(AdminPage::for_workload(&proxies, "shop/web-1"))
@@ -50,7 +50,7 @@ fn killing_a_control_plane_fails_no_request_and_sidecars_reconnect() {
     // Changes made during its absence arrive after its return.
     control.kill();
     control.remove("policy.yaml");
-    control.start_again();
+    control.restart();
     wait_until_status(shop.listener, 403);
     control.write("policy.yaml", ALLOWED);
     wait_until_status(shop.listener, 200);
@@ -86,13 +86,14 @@ fn a_token_is_valid_once_for_its_own_workload_and_deleted_after_use() {
     );
     assert_rejected(&mut second, "was used already");
     // A token of another mesh.
-    let foreign = ControlProgram::start(&shop.manifests, &[]);
-    let (token, state) = (foreign.issue_token("shop/web-1"), foreign.state_directory("shop/web-1"));
+    let other_mesh = ControlProgram::start(&shop.manifests, &[]);
+    let (token, state) =
+        (other_mesh.issue_token("shop/web-1"), other_mesh.state_directory("shop/web-1"));
     let address = control.listen_address().to_string();
-    let mut foreign_proxy =
+    let mut other_mesh_proxy =
         SidecarProgram::start_unready("shop/web-1", &token, &state, &["--control", &address]);
-    assert_eq!(foreign_proxy.program.wait_for_exit(MAX_WAIT).code(), Some(1));
-    let printed = foreign_proxy.program.printed_output();
+    assert_eq!(other_mesh_proxy.program.wait_for_exit(MAX_WAIT).code(), Some(1));
+    let printed = other_mesh_proxy.program.printed_output();
     assert!(printed.contains("error: ") && printed.contains("is for another mesh"), "{printed}");
 
     let proxies = control.get_json("proxies");
@@ -113,13 +114,13 @@ fn a_sidecar_with_a_saved_configuration_serves_while_its_join_is_rejected() {
     wait_until_status(shop.listener, 200);
     web.program.stop(MAX_WAIT);
 
-    // Its certificate is lost, its configuration is not, and its token was used.
+    // The sidecar's certificate is lost, its configuration is not, and its token was used.
     std::fs::remove_file(state.join("credential.pem")).unwrap();
     let mut restarted = SidecarProgram::start_unready("shop/web-1", &copy, &state, &[]);
     let line = restarted.program.wait_for_line("the control plane rejected the join", MAX_WAIT);
     assert!(line.contains("serving the last configuration"), "{line}");
     assert!(line.contains("was used already") && !line.contains("unreachable"), "{line}");
-    assert!(restarted.program.stop(MAX_WAIT).success(), "it runs until it is stopped");
+    assert!(restarted.program.stop(MAX_WAIT).success(), "the sidecar runs until it is stopped");
 }
 
 /// Checks that the proxy exits with an error that contains the rejection of its join once, with this reason.
@@ -155,6 +156,6 @@ fn a_state_directory_is_for_one_proxy_at_a_time() {
 
     // A killed sidecar leaves no state that would block its successor.
     ratings.kill();
-    ratings.start_again();
+    ratings.restart();
     wait_until_status(shop.listener, 200);
 }

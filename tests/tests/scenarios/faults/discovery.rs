@@ -18,7 +18,11 @@ fn a_sidecar_subscribes_to_a_service_from_its_first_use_until_it_is_idle() {
     let _details = SidecarProgram::join(&control, "shop/details-1", &[]);
     let web = SidecarProgram::join(&control, "shop/web-1", &["--idle-subscription", "3s"]);
     let listener = web.page.http_proxy();
-    assert_eq!(web.page.configured_services(), [""; 0], "nothing was asked for");
+    assert_eq!(
+        web.page.configured_services(),
+        [""; 0],
+        "no service is configured without requests"
+    );
 
     assert_eq!(send_to_host(listener, "ratings.shop").status, 200);
     assert_eq!(web.page.configured_services(), ["shop/ratings"]);
@@ -28,7 +32,7 @@ fn a_sidecar_subscribes_to_a_service_from_its_first_use_until_it_is_idle() {
     let unknown = send_to_host(listener, "nobody.shop");
     assert_eq!((unknown.status, unknown.rejection_reason()), (404, Some("unknown-service")));
 
-    eventually("what is not used is forgotten", MAX_WAIT, || {
+    eventually("unused services are removed", MAX_WAIT, || {
         assert_eq!(send_to_host(listener, "ratings.shop").status, 200);
         (web.page.configured_services() == ["shop/ratings"]).then_some(())
     });
@@ -53,8 +57,8 @@ fn without_a_control_plane_subscribed_services_work_and_new_ones_time_out() {
     assert_eq!(send_to_host(listener, "ratings.shop").status, 200);
 
     // Unanswered subscriptions are retried automatically.
-    control.start_again();
-    eventually("the new one is found", MAX_WAIT, || {
+    control.restart();
+    eventually("the new service is found", MAX_WAIT, || {
         (send_to_host(listener, "details.shop").status == 200).then_some(())
     });
 }

@@ -12,7 +12,7 @@ use super::{CountingApplication, MAX_WAIT, Shop, start_shop, wait_until_status};
 
 #[test]
 fn a_stopping_sidecar_completes_responses_and_accepts_no_connection() {
-    let (shop, release) = slow_shop();
+    let (shop, release) = start_slow_shop();
     let control = ControlProgram::start(&shop.manifests, &[]);
     let mut ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
     let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
@@ -23,13 +23,13 @@ fn a_stopping_sidecar_completes_responses_and_accepts_no_connection() {
     ratings.program.send_signal(Signal::TERM);
     wait_until_closed(inbound);
     release.send(()).unwrap();
-    assert_finished(in_flight);
+    assert_response_completes(in_flight);
     assert_eq!(ratings.program.wait_for_exit(MAX_WAIT).code(), Some(0));
 }
 
 #[test]
 fn a_stopping_mesh_completes_responses_and_exits_successfully() {
-    let (shop, release) = slow_shop();
+    let (shop, release) = start_slow_shop();
     let mut mesh = TestMesh::up(&shop.manifests);
     wait_until_status(shop.listener, 200);
 
@@ -37,20 +37,20 @@ fn a_stopping_mesh_completes_responses_and_exits_successfully() {
     mesh.up.send_signal(Signal::TERM);
     wait_until_closed(shop.listener);
     release.send(()).unwrap();
-    assert_finished(in_flight);
+    assert_response_completes(in_flight);
     assert_eq!(mesh.up.wait_for_exit(MAX_WAIT).code(), Some(0));
 }
 
 /// Returns a shop with a response to `/slow` that waits for the test.
-pub(super) fn slow_shop() -> (Shop, Sender<()>) {
+pub(super) fn start_slow_shop() -> (Shop, Sender<()>) {
     let (release, released) = channel();
     let released = Mutex::new(released);
     let application = CountingApplication::start(move |path| {
         if path == "/slow" {
             let released = released.lock().expect("no thread has panicked with it");
-            released.recv().expect("the test gives its word");
+            released.recv().expect("the test releases the response");
         }
-        format!("answer to {path}")
+        format!("response to {path}")
     });
     (start_shop("allow", application), release)
 }
@@ -66,11 +66,11 @@ pub(super) fn start_request(shop: &Shop) -> JoinHandle<Response> {
 
 fn wait_until_closed(address: SocketAddr) {
     let refused = || TcpStream::connect(address).err();
-    eventually(&format!("{address} takes no connection"), MAX_WAIT, refused);
+    eventually(&format!("{address} accepts no connection"), MAX_WAIT, refused);
 }
 
-pub(super) fn assert_finished(in_flight: JoinHandle<Response>) {
+pub(super) fn assert_response_completes(in_flight: JoinHandle<Response>) {
     let response = in_flight.join().expect("the client got a response");
     assert_eq!(response.status, 200);
-    assert_eq!(response.body, b"answer to /slow");
+    assert_eq!(response.body, b"response to /slow");
 }

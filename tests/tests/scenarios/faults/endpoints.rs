@@ -23,7 +23,11 @@ fn killing_an_application_fails_no_get_and_executes_no_post_twice() {
     kill_under_load(|shop| {
         let store = shop.stores[0].to_str().unwrap();
         let children = child_processes(shop.mesh.up.pid());
-        children.iter().find(|child| child.command.contains(store)).expect("it runs").pid
+        children
+            .iter()
+            .find(|child| child.command.contains(store))
+            .expect("the application runs")
+            .pid
     });
 }
 
@@ -42,7 +46,7 @@ fn stopping_a_sidecar_fails_no_request() {
     let restarted =
         || Some(connected_sidecar(&shop.mesh, "shop/ratings-1")).filter(|page| page.pid != stopped);
     eventually("the sidecar is restarted", MAX_WAIT, restarted);
-    shop.wait_for_the_first(&gets);
+    shop.wait_for_first_workload(&gets);
     gets.finish_load().assert_no_failures();
     let posts = posts.finish_load();
     posts.assert_no_failures();
@@ -107,7 +111,7 @@ fn after_a_closed_connection_a_get_is_retried_and_a_post_is_not() {
             }
         }
     }
-    assert!(failed > 0, "both workloads are asked");
+    assert!(failed > 0, "both workloads receive requests");
     assert!(received_lines.lock().unwrap().iter().any(|line| line.starts_with("GET")), "GETs too");
 }
 
@@ -132,17 +136,17 @@ fn kill_under_load(victim: impl Fn(&Shop) -> u32) {
     for _ in 0..MAX_KILLS {
         signal_pid(victim(&shop), Signal::KILL);
         gets.wait_for(300);
-        shop.wait_for_the_first(&gets);
+        shop.wait_for_first_workload(&gets);
         if retries() >= 1.0 {
             break;
         }
     }
     gets.finish_load().assert_no_failures();
     shop.assert_executed_once(&posts.finish_load());
-    assert!(retries() >= 1.0, "requests were under way there");
+    assert!(retries() >= 1.0, "a kill interrupted requests");
 }
 
-/// Limit of kills per workload: a kill between two requests has no effect.
+/// The maximum number of kills per workload: a kill between two requests has no effect.
 const MAX_KILLS: usize = 10;
 
 /// A service of two workloads that record the requests they execute.
@@ -155,7 +159,7 @@ struct Shop {
 
 impl Shop {
     fn start_shop() -> Self {
-        let scratch = tempfile::tempdir().expect("a folder for ledgers");
+        let scratch = tempfile::tempdir().expect("a directory");
         let stores = ["1", "2"].map(|number| scratch.path().join(format!("ledger-{number}")));
         let listener = free_port();
         let mut manifests = vec![mesh_config("allow"), SERVICE.to_owned()];
@@ -165,7 +169,7 @@ impl Shop {
         manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
         let mesh = TestMesh::up(&manifests.concat());
         let shop = Self { mesh, listener: loopback_address(listener), stores, _scratch: scratch };
-        eventually("both applications answer", MAX_WAIT, || {
+        eventually("both applications respond", MAX_WAIT, || {
             let responds = get(shop.listener, "/0").is_ok_and(|response| response.status == 200);
             let busy = shop.stores.iter().all(|store| !store_entries(store).is_empty());
             (responds && busy).then_some(())
@@ -181,7 +185,7 @@ impl Shop {
     }
 
     /// Waits until the first workload serves requests again after its failure.
-    fn wait_for_the_first(&self, load: &BackgroundLoad) {
+    fn wait_for_first_workload(&self, load: &BackgroundLoad) {
         let before = store_entries(&self.stores[0]).len();
         let serves = || (store_entries(&self.stores[0]).len() > before).then_some(());
         eventually("the first workload is back", MAX_WAIT, serves);

@@ -41,7 +41,7 @@ fn a_sidecar_with_a_full_disk_serves_renews_and_applies_changes() {
     let renewals = || ratings.page.metric_value("leno_certificate_renewals_total{result=\"ok\"}");
     let before = renewals();
     ratings.program.wait_for_line("cannot write the certificate to disk", MAX_WAIT);
-    eventually("it is renewed anyway", MAX_WAIT, || (renewals() > before).then_some(()));
+    eventually("the certificate is renewed", MAX_WAIT, || (renewals() > before).then_some(()));
     load.wait_for(10);
     load.finish_load().assert_no_failures();
 
@@ -61,7 +61,8 @@ fn a_control_plane_with_a_full_disk_publishes_changes_and_renews_certificates() 
     };
     let shop = start_shop("deny", CountingApplication::start_echo());
     let arguments = ["--certificate-lifetime", "8s"];
-    let mut control = ControlProgram::start_on(&disk.mount_path(), &shop.manifests, &arguments);
+    let mut control =
+        ControlProgram::start_on_disk(&disk.mount_path(), &shop.manifests, &arguments);
     control.write("policy.yaml", ALLOWED);
     let ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
     let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
@@ -71,7 +72,7 @@ fn a_control_plane_with_a_full_disk_publishes_changes_and_renews_certificates() 
     disk.fill_disk();
     let renewals = || ratings.page.metric_value("leno_certificate_renewals_total{result=\"ok\"}");
     let before = renewals();
-    eventually("it is renewed anyway", MAX_WAIT, || (renewals() > before).then_some(()));
+    eventually("the certificate is renewed", MAX_WAIT, || (renewals() > before).then_some(()));
     load.wait_for(10);
     load.finish_load().assert_no_failures();
     control.remove("policy.yaml");
@@ -79,11 +80,13 @@ fn a_control_plane_with_a_full_disk_publishes_changes_and_renews_certificates() 
     control.write("policy.yaml", ALLOWED);
     wait_until_status(shop.listener, 200);
 
-    // It restarts from its saved state, even while it cannot write.
+    // The control plane restarts from its saved state, even while it cannot write.
     control.kill();
-    control.start_again();
+    control.restart();
     let before = renewals();
-    eventually("the new one renews it", MAX_WAIT, || (renewals() > before).then_some(()));
+    eventually("the new control plane renews the certificate", MAX_WAIT, || {
+        (renewals() > before).then_some(())
+    });
     wait_until_status(shop.listener, 200);
 }
 
@@ -95,7 +98,7 @@ fn state_is_written_again_when_the_disk_has_space() {
         return;
     };
     let shop = start_shop("deny", CountingApplication::start_echo());
-    let mut control = ControlProgram::start_on(&disk.mount_path(), &shop.manifests, &[]);
+    let mut control = ControlProgram::start_on_disk(&disk.mount_path(), &shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
     let token = control.issue_token("shop/ratings-1");
     let state = disk.mount_path().join("state");
@@ -121,9 +124,9 @@ fn state_is_written_again_when_the_disk_has_space() {
     // Both restart from their latest state: the control plane with its authority, the sidecar with the policy.
     control.kill();
     ratings.kill();
-    ratings.start_again();
+    ratings.restart();
     wait_until_status(shop.listener, 403);
-    control.start_again();
+    control.restart();
     control.write("policy.yaml", ALLOWED);
     wait_until_status(shop.listener, 200);
 }
@@ -168,7 +171,7 @@ fn an_access_log_on_a_full_disk_drops_lines_and_fails_no_request() {
     });
     disk.free_space();
     send("after");
-    eventually("all lines after that", MAX_WAIT, || (lines_of("after") == 20).then_some(()));
+    eventually("all later lines", MAX_WAIT, || (lines_of("after") == 20).then_some(()));
     let text = eventually("the number of dropped lines", MAX_WAIT, || {
         send("last");
         let text = std::fs::read_to_string(&log).unwrap();
@@ -210,7 +213,7 @@ fn a_removed_data_directory_is_restored_with_the_same_authority() {
     std::fs::remove_dir_all(control.state_directory("shop/web-1")).unwrap();
     let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
     control.kill();
-    control.start_again();
+    control.restart();
     wait_for_status(&control, "all sidecars are back", |is_healthy, text| {
         is_healthy && text.contains("2 sidecars connected")
     });
@@ -256,7 +259,7 @@ impl SmallDisk {
 
     /// Removes the file written by [`Self::fill_disk`].
     fn free_space(&self) {
-        std::fs::remove_file(self.mount_path().join("filler")).expect("it was filled");
+        std::fs::remove_file(self.mount_path().join("filler")).expect("the disk was filled");
     }
 }
 

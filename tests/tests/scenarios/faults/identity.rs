@@ -18,14 +18,14 @@ fn the_inbound_port_accepts_members_only_and_counts_rejections() {
     let control = ControlProgram::start(&shop.manifests, &[]);
     let ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
     let web = SidecarProgram::join(&control, "shop/web-1", &[]);
-    let foreign = ControlProgram::start(&shop.manifests, &[]);
+    let other_mesh = ControlProgram::start(&shop.manifests, &[]);
     let external_client = SidecarProgram::start_unready(
         "shop/web-1",
-        &foreign.issue_token("shop/web-1"),
-        &foreign.state_directory("shop/web-1"),
+        &other_mesh.issue_token("shop/web-1"),
+        &other_mesh.state_directory("shop/web-1"),
         &[],
     );
-    eventually("the outsider has a certificate", MAX_WAIT, || {
+    eventually("the client of the other mesh has a certificate", MAX_WAIT, || {
         (!external_client.page.full_configuration()["certificate"].is_null()).then_some(())
     });
     wait_until_status(shop.listener, 200);
@@ -41,17 +41,21 @@ fn the_inbound_port_accepts_members_only_and_counts_rejections() {
     wait_for_rejection(page, "handshake-failed");
 
     assert_eq!(
-        curl_status(inbound, Some(&foreign.state_directory("shop/web-1"))),
+        curl_status(inbound, Some(&other_mesh.state_directory("shop/web-1"))),
         "000",
-        "of a foreign root"
+        "with a certificate of another mesh"
     );
     wait_for_rejection(page, "untrusted-peer");
-    assert_eq!(shop.ratings.received_requests(), served, "nothing of it reached the application");
+    assert_eq!(
+        shop.ratings.received_requests(),
+        served,
+        "no rejected request reached the application"
+    );
 
     assert_eq!(
         curl_status(inbound, Some(&control.state_directory("shop/web-1"))),
         "200",
-        "a member"
+        "with a certificate of the mesh"
     );
     assert_eq!(shop.ratings.received_requests(), served + 1);
     drop(web);
@@ -64,9 +68,9 @@ fn an_expired_certificate_is_rejected() {
     let ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
     let mut web = SidecarProgram::join(&control, "shop/web-1", &[]);
     let inbound = ratings.page.inbound_listener(shop.ratings.port());
-    // It does not renew its certificate any more, and the last one expires.
+    // A killed sidecar does not renew its certificate anymore, and the last one expires.
     web.kill();
-    eventually("its certificate is refused", MAX_WAIT, || {
+    eventually("the expired certificate is rejected", MAX_WAIT, || {
         drop(curl_status(inbound, Some(&control.state_directory("shop/web-1"))));
         (ratings.page.rejected_connections("expired-peer") >= 1.0).then_some(())
     });
@@ -97,14 +101,14 @@ fn the_client_rejects_a_server_of_another_service_with_a_valid_root() {
     let address = control.state_directory("shop/details-1");
     let address = address.join(format!("inbound-{}.address", details.port()));
     std::fs::write(address, inbound.to_string()).unwrap();
-    details_sidecar.start_again();
+    details_sidecar.restart();
     assert_eq!(details_sidecar.page.inbound_listener(details.port()), inbound);
 
     let rejected =
         || get(loopback_address(listener), "/").ok().filter(|response| response.status == 502);
     let (response, _) = eventually("the client notices", MAX_WAIT, rejected);
     assert_eq!(response.rejection_reason(), Some("wrong-identity"));
-    assert_eq!(details.received_requests(), served, "nothing reached the wrong application");
+    assert_eq!(details.received_requests(), served, "no request reached the wrong application");
 }
 
 /// Waits until one connection is counted as rejected for a reason: the client may notice first.

@@ -55,7 +55,7 @@ impl UnhealthyInstance {
 
     /// Starts an instance that reports its health at `/healthz`, which is not counted, and serves all other
     /// requests.
-    fn start_checked() -> Self {
+    fn start_with_health_check() -> Self {
         let (unhealthy, requests) =
             (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let (is_unhealthy, counter) = (Arc::clone(&unhealthy), Arc::clone(&requests));
@@ -168,7 +168,7 @@ fn assert_ejected_and_unejected(unhealthy_response: fn() -> ApplicationReply, po
     let mesh = TestMesh::up(&manifests.concat());
     let listener = loopback_address(listener);
     let fails = || get(listener, "/").expect("the listener responds").status != 200;
-    eventually("all three answer", MAX_WAIT, || {
+    eventually("all three workloads respond", MAX_WAIT, || {
         assert!(!fails());
         instances.iter().all(|instance| instance.received_requests() > 0).then_some(())
     });
@@ -176,7 +176,7 @@ fn assert_ejected_and_unejected(unhealthy_response: fn() -> ApplicationReply, po
     instances[0].unhealthy.store(true, Ordering::SeqCst);
     let mut first_failure = None;
     let (mut sent, mut failed) = (0, 0);
-    eventually("it is ejected", MAX_WAIT, || {
+    eventually("the workload is ejected", MAX_WAIT, || {
         for _ in 0..10 {
             sent += 1;
             if fails() {
@@ -214,14 +214,14 @@ fn assert_ejected_and_unejected(unhealthy_response: fn() -> ApplicationReply, po
 
     instances[0].unhealthy.store(false, Ordering::SeqCst);
     instances[1].unhealthy.store(false, Ordering::SeqCst);
-    eventually("all are back", MAX_WAIT, || {
+    eventually("all workloads are back", MAX_WAIT, || {
         fails();
         let ejected = ejected_endpoints(&mesh);
         assert!(ejected.len() <= 1, "{ejected:?}");
         ejected.is_empty().then_some(())
     });
     let before = instances.each_ref().map(UnhealthyInstance::received_requests);
-    eventually("each takes its share", MAX_WAIT, || {
+    eventually("each workload receives its share of requests", MAX_WAIT, || {
         assert!(!fails());
         let all_serve = instances
             .iter()
@@ -253,13 +253,13 @@ fn an_instance_that_refuses_connections_is_ejected_and_fails_no_request() {
     manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
     let mesh = TestMesh::up(&manifests.concat());
     let listener = loopback_address(listener);
-    eventually("all three answer", MAX_WAIT, || {
+    eventually("all three workloads respond", MAX_WAIT, || {
         assert_eq!(get(listener, "/").expect("the listener responds").status, 200);
         instances.iter().all(|instance| instance.received_requests() > 0).then_some(())
     });
     drop(instances.remove(0));
     // A request on a refused connection is retried at another endpoint, so clients see no failure.
-    eventually("it is ejected", MAX_WAIT, || {
+    eventually("the workload is ejected", MAX_WAIT, || {
         for _ in 0..50 {
             assert_eq!(get(listener, "/").expect("the listener responds").status, 200);
         }
@@ -272,7 +272,7 @@ const SLACK: Duration = Duration::from_secs(3);
 
 #[test]
 fn an_instance_with_failing_health_checks_is_ejected_before_a_request_fails() {
-    let instances = [(); 3].map(|()| UnhealthyInstance::start_checked());
+    let instances = [(); 3].map(|()| UnhealthyInstance::start_with_health_check());
     let listener = free_port();
     let policy = POLICY.replace(
         "failureRate: {percent: 50, minimumRequests: 5}",
@@ -289,7 +289,7 @@ fn an_instance_with_failing_health_checks_is_ejected_before_a_request_fails() {
     eventually("the listener responds", MAX_WAIT, || (request_status() == 200).then_some(()));
 
     instances[0].unhealthy.store(true, Ordering::SeqCst);
-    eventually("it is ejected without requests", MAX_WAIT, || {
+    eventually("the workload is ejected without requests", MAX_WAIT, || {
         (ejected_endpoints(&mesh) == ["shop/ratings-1"]).then_some(())
     });
     let before = instances[0].received_requests();
@@ -299,10 +299,10 @@ fn an_instance_with_failing_health_checks_is_ejected_before_a_request_fails() {
     assert_eq!(instances[0].received_requests(), before, "no request goes there");
 
     instances[0].unhealthy.store(false, Ordering::SeqCst);
-    eventually("it is back without requests", MAX_WAIT, || {
+    eventually("the workload is back without requests", MAX_WAIT, || {
         ejected_endpoints(&mesh).is_empty().then_some(())
     });
-    eventually("it takes its share", MAX_WAIT, || {
+    eventually("the workload receives its share of requests", MAX_WAIT, || {
         assert_eq!(request_status(), 200);
         (instances[0].received_requests() > before).then_some(())
     });
@@ -313,7 +313,7 @@ fn an_instance_with_failing_health_checks_is_ejected_before_a_request_fails() {
 
 #[test]
 fn explain_shows_ejected_endpoints_of_the_running_mesh() {
-    let instances = [(); 3].map(|()| UnhealthyInstance::start_checked());
+    let instances = [(); 3].map(|()| UnhealthyInstance::start_with_health_check());
     let listener = free_port();
     let policy = POLICY.replace(
         "failureRate: {percent: 50, minimumRequests: 5}",
@@ -330,7 +330,7 @@ fn explain_shows_ejected_endpoints_of_the_running_mesh() {
         (get(listener, "/").expect("the listener responds").status == 200).then_some(())
     });
     instances[0].unhealthy.store(true, Ordering::SeqCst);
-    eventually("it is ejected", MAX_WAIT, || {
+    eventually("the workload is ejected", MAX_WAIT, || {
         (ejected_endpoints(&mesh) == ["shop/ratings-1"]).then_some(())
     });
 

@@ -33,7 +33,7 @@ fn a_replica_killed_under_load_loses_no_request_and_no_change() {
         controls[remaining].write("policy.yaml", ALLOWED);
         wait_until_status(shop.listener, 200);
         let load = BackgroundLoad::start("GET", shop.listener, 2);
-        controls[index].start_again();
+        controls[index].restart();
         wait_for_count(&controls[index], 2);
         load.wait_for(50);
         load.finish_load().assert_no_failures();

@@ -22,14 +22,14 @@ fn connections_of_a_revoked_account_are_closed() {
     let manifests = shop.manifests.replace("defaultPolicy: allow", revoked);
     assert_ne!(manifests, shop.manifests);
     control.write("mesh.yaml", &manifests);
-    eventually("the open link of web is cut", MAX_WAIT, || {
+    eventually("the open link of web is closed", MAX_WAIT, || {
         (ratings.page.metric_value(rejections) >= 1.0).then_some(())
     });
     let response = leno_tests::get(shop.listener, "/").unwrap();
     assert_ne!(response.status, 200);
     let before = shop.ratings.received_requests();
     assert!(before >= requests);
-    eventually("web is with the control plane no more", MAX_WAIT, || {
+    eventually("web is disconnected from the control plane", MAX_WAIT, || {
         AdminPage::for_workload(&control.get_json("proxies"), "shop/web-1").is_none().then_some(())
     });
     let token = control.issue_token("shop/web-1");
@@ -38,7 +38,7 @@ fn connections_of_a_revoked_account_are_closed() {
     second_join.program.wait_for_line("its Workload does not exist", MAX_WAIT);
     drop(second_join);
 
-    // It is a member again once the revocation is removed.
+    // `web` is a member again once the revocation is removed.
     control.write("mesh.yaml", &shop.manifests);
     wait_until_status(shop.listener, 200);
 }
@@ -55,16 +55,16 @@ fn a_revoked_workload_stays_rejected_after_a_restart_of_the_control_plane() {
     let output = control.run_leno(&["revoke", "shop/web-1"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(String::from_utf8_lossy(&output.stdout).contains("shop/web-1 is revoked"));
-    eventually("the open link of web is cut", MAX_WAIT, || {
+    eventually("the open link of web is closed", MAX_WAIT, || {
         (ratings.page.metric_value(rejections) >= 1.0).then_some(())
     });
     assert_ne!(leno_tests::get(shop.listener, "/").unwrap().status, 200);
     let is_gone = |control: &ControlProgram| {
         AdminPage::for_workload(&control.get_json("proxies"), "shop/web-1").is_none().then_some(())
     };
-    eventually("web is with the control plane no more", MAX_WAIT, || is_gone(&control));
+    eventually("web is disconnected from the control plane", MAX_WAIT, || is_gone(&control));
     control.kill();
-    control.start_again();
+    control.restart();
     eventually("ratings is back", MAX_WAIT, || {
         AdminPage::for_workload(&control.get_json("proxies"), "shop/ratings-1").map(drop)
     });

@@ -19,7 +19,7 @@ fn a_root_is_replaced_in_stages_under_load_without_a_failed_request() {
 fn a_root_is_replaced_while_certificates_of_five_minutes_are_renewed_in_every_stage() {
     rotate_root("5m", |sidecars| {
         let before: Vec<f64> = sidecars.iter().map(count_renewals).collect();
-        eventually("everybody renews as usual", Duration::from_secs(300), || {
+        eventually("all sidecars renew certificates", Duration::from_secs(300), || {
             sidecars
                 .iter()
                 .zip(&before)
@@ -73,7 +73,7 @@ fn run_rotation_step(control: &ControlProgram, step: &str, stage: &str) {
     let before = control.get_json("status")["ca_generation"].clone();
     let output = control.run_leno(&["ca", step]);
     assert!(output.status.success(), "{step}: {}", String::from_utf8_lossy(&output.stderr));
-    eventually(&format!("everybody has taken `{step}`"), MAX_WAIT, || {
+    eventually(&format!("all sidecars have applied `{step}`"), MAX_WAIT, || {
         let now = control.get_json("status");
         (now["ca_generation"] != before && now["outdated"] == 0).then_some(())
     });

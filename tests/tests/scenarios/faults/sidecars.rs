@@ -31,7 +31,7 @@ fn a_killed_sidecar_restarts_at_its_address_and_affects_no_other() {
     signal_pid(before.pid, Signal::KILL);
     let restarted =
         || Some(connected_sidecar(&mesh, "shop/ratings-1")).filter(|page| page.pid != before.pid);
-    let (after, _) = eventually("it is supervised back", MAX_WAIT, restarted);
+    let (after, _) = eventually("the sidecar is restarted", MAX_WAIT, restarted);
     wait_until_status(loopback_address(to_ratings), 200);
     load.wait_for(100);
     load.finish_load().assert_no_failures();

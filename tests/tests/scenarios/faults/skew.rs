@@ -30,47 +30,47 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
         ControlProgram::start_release(before, &manifests, &["--certificate-lifetime", "20s"]);
     control.write("policy.yaml", ALLOWED);
     let mut servers: Vec<SidecarProgram> = ["shop/ratings-1", "shop/ratings-2"]
-        .map(|name| SidecarProgram::join_of(before, &control, name, &[]))
+        .map(|name| SidecarProgram::join_release(before, &control, name, &[]))
         .into();
-    let mut web = SidecarProgram::join_of(before, &control, "shop/web-1", &[]);
-    assert_works(&control, &servers, listener);
+    let mut web = SidecarProgram::join_release(before, &control, "shop/web-1", &[]);
+    assert_changes_and_renewals(&control, &servers, listener);
 
     for release in [Release::This, Release::Previous] {
         let load = BackgroundLoad::start("GET", listener, 2);
         load.wait_for(20);
         // Control planes first: they send new fields only to sidecars that support them.
-        control.become_release(release);
+        control.switch_release(release);
         wait_for_servers(&web, &servers, ports);
         for index in 0..servers.len() {
-            servers[index].become_release(release);
+            servers[index].switch_release(release);
             wait_for_servers(&web, &servers, ports);
             load.wait_for(20);
         }
         load.finish_load().assert_no_failures();
-        assert_works(&control, &servers, listener);
+        assert_changes_and_renewals(&control, &servers, listener);
         // Stopping it disconnects its own client.
-        web.become_release(release);
-        assert_works(&control, &servers, listener);
+        web.switch_release(release);
+        assert_changes_and_renewals(&control, &servers, listener);
     }
 
     // The reverse order: sidecars first.
     let load = BackgroundLoad::start("GET", listener, 2);
     for index in 0..servers.len() {
-        servers[index].become_release(Release::This);
+        servers[index].switch_release(Release::This);
         wait_for_servers(&web, &servers, ports);
         load.wait_for(20);
     }
     load.finish_load().assert_no_failures();
-    assert_works(&control, &servers, listener);
+    assert_changes_and_renewals(&control, &servers, listener);
     // A sidecar of this release joins with a token of the previous one.
     drop(web);
-    let _web = SidecarProgram::join_of(Release::This, &control, "shop/web-1", &[]);
-    assert_works(&control, &servers, listener);
+    let _web = SidecarProgram::join_release(Release::This, &control, "shop/web-1", &[]);
+    assert_changes_and_renewals(&control, &servers, listener);
 }
 
 /// Waits until the client's sidecar knows both servers, as an operator does before replacing the next one.
 fn wait_for_servers(web: &SidecarProgram, servers: &[SidecarProgram], ports: [u16; 2]) {
-    eventually("the client knows where both are", MAX_WAIT, || {
+    eventually("the client has both endpoints", MAX_WAIT, || {
         let config = web.page.full_configuration().to_string();
         let mut inbound =
             servers.iter().zip(ports).map(|(server, port)| server.page.inbound_listener(port));
@@ -79,7 +79,7 @@ fn wait_for_servers(web: &SidecarProgram, servers: &[SidecarProgram], ports: [u1
 }
 
 /// Checks that changes arrive and certificates are renewed.
-fn assert_works(
+fn assert_changes_and_renewals(
     control: &ControlProgram,
     servers: &[SidecarProgram],
     listener: std::net::SocketAddr,

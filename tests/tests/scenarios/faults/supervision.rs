@@ -9,7 +9,7 @@ use leno_tests::{
 };
 use rustix::process::Signal;
 
-use super::drain::{assert_finished, slow_shop, start_request};
+use super::drain::{assert_response_completes, start_request, start_slow_shop};
 use super::{MAX_WAIT, loopback_address, wait_until_status};
 
 #[test]
@@ -33,7 +33,7 @@ fn a_killed_mesh_leaves_no_child_and_the_next_starts_on_the_same_data() {
     next.wait_for_line("The mesh is up", Duration::from_secs(20));
     wait_until_status(loopback_address(listener), 200);
     let all_ended = || children.iter().all(|child| !is_running(child.pid)).then_some(());
-    eventually("nothing of the first is left", MAX_WAIT, all_ended);
+    eventually("all processes of the first mesh have ended", MAX_WAIT, all_ended);
 
     let mut third = start_mesh(&files, &data);
     assert_eq!(third.wait_for_exit(MAX_WAIT).code(), Some(1));
@@ -45,7 +45,7 @@ fn a_killed_mesh_leaves_no_child_and_the_next_starts_on_the_same_data() {
 
 #[test]
 fn a_response_in_progress_at_a_kill_completes_during_the_next_run() {
-    let (shop, release) = slow_shop();
+    let (shop, release) = start_slow_shop();
     let mut mesh = TestMesh::up(&shop.manifests);
     wait_until_status(shop.listener, 200);
     let in_flight = start_request(&shop);
@@ -56,7 +56,7 @@ fn a_response_in_progress_at_a_kill_completes_during_the_next_run() {
     next.wait_for_line("The mesh is up", MAX_WAIT);
     wait_until_status(shop.listener, 200);
     release.send(()).unwrap();
-    assert_finished(in_flight);
+    assert_response_completes(in_flight);
     assert_eq!(next.stop(MAX_WAIT).code(), Some(0));
 }
 

@@ -38,7 +38,7 @@ impl TestGateway {
     /// As [`Self::start`], with further arguments to the gateway.
     pub(super) fn start_with(arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let applications = [start_named("meshed"), start_named("plain")];
+        let applications = [start_naming_application("meshed"), start_naming_application("plain")];
         let [meshed, plain] = applications.each_ref().map(TestApplication::port);
         let (updates, inbox) = mpsc::channel(16);
         let changes = read_objects(&mesh_manifests(meshed)).into_iter().map(Change::Upsert);
@@ -50,7 +50,8 @@ impl TestGateway {
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("a runtime").block_on(async {
-                let control = Control::start_fed(config, inbox).await.expect("a control plane");
+                let control =
+                    Control::start_with_updates(config, inbox).await.expect("a control plane");
                 let bundle = |name| control.mint_bundle(&name).expect("a bundle").render();
                 let bundles = ["meshed-1", "edge-1"].map(|name| bundle(workload_name(name)));
                 bundle_sender.send(bundles).expect("the test waits");
@@ -103,7 +104,7 @@ impl TestGateway {
     fn send_update(&self, objects: Vec<Object>) {
         let changes = objects.into_iter().map(Change::Upsert).collect();
         let update = RegistryUpdate { changes, ..RegistryUpdate::default() };
-        self.updates.blocking_send(update).expect("the control plane is there");
+        self.updates.blocking_send(update).expect("the control plane runs");
     }
 
     /// Waits until the gateway is ready.
@@ -167,7 +168,7 @@ impl Drop for TestGateway {
 }
 
 /// Returns an application that responds with its name and the request head.
-fn start_named(name: &'static str) -> TestApplication {
+fn start_naming_application(name: &'static str) -> TestApplication {
     TestApplication::start(move |request| {
         ApplicationReply::ok(format!("{name} {}\r\n", request.head))
     })
@@ -185,7 +186,7 @@ fn start_member(
     let token = directory.path().join(format!("{name}.token"));
     std::fs::write(&token, bundle).expect("a file");
     let owner = std::fs::Permissions::from_mode(0o600);
-    std::fs::set_permissions(&token, owner).expect("it is ours");
+    std::fs::set_permissions(&token, owner).expect("the test owns the file");
     let state = directory.path().join(name);
     let mut leno = leno_command();
     leno.args([command, "--workload", &workload_name(name).to_string(), "--token-file"]);
@@ -250,7 +251,7 @@ pub(super) fn with_certificate(
     GatewayListener { certificates: vec![certificate.clone()], ..listener }
 }
 
-pub(super) fn self_signed(name: &str) -> GatewayCertificate {
+pub(super) fn self_signed_certificate(name: &str) -> GatewayCertificate {
     let certificate =
         rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
     GatewayCertificate {

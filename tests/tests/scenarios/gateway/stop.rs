@@ -23,7 +23,7 @@ struct GatewayLoad {
 impl GatewayLoad {
     /// Sends requests until the gateway accepts no more connections. A connection that was not established is
     /// not a lost request.
-    fn run(&self, address: SocketAddr, keep_alive: bool) {
+    fn send_requests(&self, address: SocketAddr, keep_alive: bool) {
         let mut idle_connection: Option<TestConnection> = None;
         while !self.stopping.load(Ordering::SeqCst) {
             let Some(mut connection) =
@@ -59,7 +59,7 @@ fn start_serving(arguments: &[&str]) -> (TestGateway, SocketAddr) {
     gateway.set_ports(vec![(port, GatewayPortRules::Http(http_listeners("*.example.com")))]);
     gateway.wait_until_ready();
     let address = gateway.address_of_port(port);
-    eventually("the backend is there", MAX_WAIT, || {
+    eventually("the backend responds", MAX_WAIT, || {
         (send_request(address, "/plain", "").status == 200).then_some(())
     });
     (gateway, address)
@@ -76,7 +76,7 @@ fn a_gateway_that_stops_under_load_loses_no_request() {
         thread::scope(|scope| {
             for number in 0..8 {
                 let load = &load;
-                scope.spawn(move || load.run(address, number % 2 == 0));
+                scope.spawn(move || load.send_requests(address, number % 2 == 0));
             }
             eventually("requests get responses", MAX_WAIT, || {
                 (load.responses.load(Ordering::SeqCst) > 200).then_some(())
@@ -124,7 +124,7 @@ fn a_draining_gateway_is_not_ready_and_closes_client_connections() {
     let mut idle = TestConnection::open(address).unwrap();
     assert_eq!(exchange_once(&mut idle, true), Some(false));
     gateway.gateway_program().send_signal(Signal::TERM);
-    let ((_, reason), _) = eventually("it is not ready", MAX_WAIT, || {
+    let ((_, reason), _) = eventually("the gateway is not ready", MAX_WAIT, || {
         Some(gateway.get_readiness()).filter(|(status, _)| *status == 503)
     });
     assert!(reason.contains("is stopping"), "{reason}");

@@ -53,7 +53,7 @@ impl PodNetwork {
     /// Returns the first address of a name, as resolved by the C library.
     fn resolve_name(&self, name: &str) -> String {
         let output = self
-            .namespace_of(CLIENT)
+            .host_namespace(CLIENT)
             .namespace_command("getent")
             .args(["ahostsv4", name])
             .output()
@@ -73,19 +73,19 @@ fn the_sidecar_resolves_mesh_names_and_forwards_other_queries() {
     let text = format!(
         "nameserver {server}\nsearch shop.svc.cluster.local svc.cluster.local\noptions ndots:5"
     );
-    let files = NamespaceFiles::new(&pods.namespace_of(CLIENT).0, &format!("{text}\n"));
-    let mut command = pods.namespace_of(EXTERNAL_CLIENT).namespace_command("python3");
+    let files = NamespaceFiles::new(&pods.host_namespace(CLIENT).0, &format!("{text}\n"));
+    let mut command = pods.host_namespace(EXTERNAL_CLIENT).namespace_command("python3");
     command.args(["-c", NAME_SERVER, &server]);
     pods.running.push(TestProgram::start("name server", &mut command));
     pods.start_server(SERVER, 8080);
     pods.start_sidecar(SERVER, "server");
     // Without a sidecar, and with a sidecar that does not intercept DNS, queries reach the DNS server.
-    eventually("the name server answers", Duration::from_secs(10), || {
+    eventually("the name server responds", Duration::from_secs(10), || {
         (pods.resolve_name("server") == EXTERNAL_ADDRESS).then_some(())
     });
     pods.start_sidecar_with(CLIENT, "client", &["--dns"]);
     let server_address = pods.pod_address(SERVER);
-    eventually("the sidecar answers", Duration::from_secs(30), || {
+    eventually("the sidecar responds", Duration::from_secs(30), || {
         (pods.resolve_name("server") == server_address).then_some(())
     });
     assert_eq!(pods.resolve_name("server.shop.svc.cluster.local."), server_address);
@@ -97,7 +97,7 @@ fn the_sidecar_resolves_mesh_names_and_forwards_other_queries() {
     assert_eq!(pods.resolve_name("example.com."), EXTERNAL_ADDRESS);
     // The connection that follows uses the mesh: other clients are rejected there.
     let url = "http://server:8080/";
-    eventually("it is reached by its name", Duration::from_secs(30), || {
+    eventually("the service is reachable by its name", Duration::from_secs(30), || {
         (pods.curl_from(CLIENT, &[url]) == "200").then_some(())
     });
     let resolve = format!("server:8080:{server_address}");

@@ -41,7 +41,7 @@ fn parse_output(output: &Output) -> Value {
 }
 
 /// Calls the plugin with an agent that sends this response; returns the output and the agent's request.
-fn call_with(response: &str, namespace: &NetworkNamespace) -> (Output, Value) {
+fn call_plugin_with_response(response: &str, namespace: &NetworkNamespace) -> (Output, Value) {
     let scratch = tempfile::tempdir().unwrap();
     let socket = scratch.path().join("cni.sock");
     let agent = UnixListener::bind(&socket).unwrap();
@@ -65,7 +65,7 @@ fn a_pod_gets_the_rules_of_its_agent() {
     }
     let namespace = NetworkNamespace::new("plugin");
     let (output, agent_request) =
-        call_with(r#"{"redirect":["--exclude-outbound-ports=25"]}"#, &namespace);
+        call_plugin_with_response(r#"{"redirect":["--exclude-outbound-ports=25"]}"#, &namespace);
     assert!(output.status.success(), "{output:?}");
     assert_eq!(agent_request, json!({"namespace": "shop", "pod": "cart-1", "uid": "7"}));
     // The result of the previous plugin is passed through.
@@ -84,7 +84,7 @@ fn excluded_pods_are_not_redirected() {
         return eprintln!("skipped: network namespaces need root");
     }
     let namespace = NetworkNamespace::new("left");
-    let (output, _) = call_with(r#""skip""#, &namespace);
+    let (output, _) = call_plugin_with_response(r#""skip""#, &namespace);
     assert!(output.status.success(), "{output:?}");
     // No agent is needed for an excluded namespace.
     let output = call_plugin("ADD", Path::new("/nowhere/cni.sock"), &namespace.0, &["shop"]);
@@ -104,9 +104,11 @@ fn a_pod_does_not_start_without_its_rules() {
     let error = parse_output(&without_agent);
     assert_eq!(error["code"], 100);
     assert!(error["msg"].as_str().unwrap().contains("leno-cni of this node running"), "{error}");
-    let (rejected, _) = call_with(r#"{"rejected":"the API server is away"}"#, &namespace);
+    let (rejected, _) =
+        call_plugin_with_response(r#"{"rejected":"the API server is away"}"#, &namespace);
     assert_eq!(parse_output(&rejected)["msg"], "the API server is away");
-    let (invalid, _) = call_with(r#"{"redirect":["--no-such-option"]}"#, &namespace);
+    let (invalid, _) =
+        call_plugin_with_response(r#"{"redirect":["--no-such-option"]}"#, &namespace);
     assert!(!invalid.status.success(), "{invalid:?}");
     assert_eq!(namespace.nft_rules(), "");
 }

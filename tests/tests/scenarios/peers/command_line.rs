@@ -162,7 +162,7 @@ fn every_topic_is_available_as_json_and_as_a_table() {
         let table = shop.mesh.run_leno(&["get", topic]);
         assert!(table.status.success(), "{topic}: {}", String::from_utf8_lossy(&table.stderr));
         let lines = String::from_utf8_lossy(&table.stdout).lines().count();
-        assert!(lines > 1, "{topic}: a header and something under it");
+        assert!(lines > 1, "{topic}: the table has a header and rows");
     }
     assert_eq!(shop.mesh.get_json("status")["trust_domain"], "cluster.local");
     let rejected = shop.mesh.get_json("rejected");
@@ -173,8 +173,11 @@ fn every_topic_is_available_as_json_and_as_a_table() {
         .arg(empty_directory.path())
         .output()
         .unwrap();
-    assert_eq!(output.status.code(), Some(1), "no mesh responds there");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("leno up"), "the hint is named");
+    assert_eq!(output.status.code(), Some(1), "the directory has no mesh");
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("leno up"),
+        "the error names `leno up`"
+    );
 }
 
 #[test]

@@ -3,7 +3,9 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use leno_tests::manifests::{allowed_tcp, client_manifest, mesh_config, server_of};
+use leno_tests::manifests::{
+    client_manifest, mesh_config, server_with_protocol, tcp_access_manifest,
+};
 use leno_tests::{
     MariaDb, Postgres, SelfSigned, TestMesh, eventually, free_port, get_page, python_program,
     script_path,
@@ -21,7 +23,7 @@ fn start_pair(mode: &str, port: u16, command: &[&str]) -> DatabaseMesh {
     let listener = free_port();
     let manifests = [
         mesh_config(mode),
-        server_of("database", port, "", command),
+        server_with_protocol("database", port, "", command),
         client_manifest("user", &[], &[("database.shop", listener)]),
     ];
     DatabaseMesh { mesh: TestMesh::up(&manifests.concat()), listener: listener.to_string() }
@@ -43,7 +45,7 @@ impl DatabaseMesh {
     }
 
     /// Runs a client to completion and returns its output.
-    fn run(&self, program: &str, arguments: &[&str]) -> String {
+    fn run_client(&self, program: &str, arguments: &[&str]) -> String {
         let output = self.client_command(program, arguments).output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{program} {arguments:?}: {stderr}");
@@ -57,9 +59,9 @@ impl DatabaseMesh {
 
     /// Runs `work` while the database is reachable, by a policy with `defaultPolicy: deny`; without it, the
     /// connection is rejected. `probe` is a client that succeeds if it gets a response.
-    fn while_served(&self, mode: &str, program: &str, probe: &[&str], work: impl FnOnce()) {
+    fn run_while_reachable(&self, mode: &str, program: &str, probe: &[&str], work: impl FnOnce()) {
         if mode == "deny" {
-            self.mesh.write("policy.yaml", &allowed_tcp("user", "database"));
+            self.mesh.write("policy.yaml", &tcp_access_manifest("user", "database"));
         }
         let condition = format!("{program} gets a response");
         eventually(&condition, MAX_WAIT, || self.is_successful(program, probe).then_some(()));
@@ -82,18 +84,21 @@ fn redis_and_its_benchmark() {
         let server_options =
             ["--bind", "127.0.0.1", "--port", &number, "--save", "", "--appendonly", "no"];
         let pair = start_pair(mode, port, &[&["redis-server"][..], &server_options].concat());
-        pair.while_served(mode, "redis-cli", &["PING"], || {
-            let output = pair.run("redis-benchmark", &["-n", "5000", "-q"]);
+        pair.run_while_reachable(mode, "redis-cli", &["PING"], || {
+            let output = pair.run_client("redis-benchmark", &["-n", "5000", "-q"]);
             // Progress output overwrites the same line.
             let last = |line: &str| line.rsplit('\r').next().unwrap_or_default().to_owned();
             let rates: Vec<_> = output.lines().map(last).filter(|l| l.contains("second")).collect();
             eprintln!("{mode}: {rates:#?}");
-            assert_eq!(rates.len(), 20, "all of its tests ran: {output}");
+            assert_eq!(rates.len(), 20, "all benchmark tests ran: {output}");
             for options in [["-P", "16", "-n", "5000"], ["-d", "100000", "-n", "500"]] {
-                pair.run("redis-benchmark", &[&options[..], &["-q", "-t", "set,get"]].concat());
+                pair.run_client(
+                    "redis-benchmark",
+                    &[&options[..], &["-q", "-t", "set,get"]].concat(),
+                );
             }
         });
-        assert_opaque(&pair);
+        assert_not_http(&pair);
     }
 }
 
@@ -104,12 +109,17 @@ fn postgres_and_its_benchmark_with_and_without_their_own_tls() {
         let run = postgres.command();
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
         let pair = start_pair(mode, postgres.port, &run);
-        pair.while_served(mode, "pg_isready", &["-U", "tester", "-d", "postgres"][..], || {
-            for tls in ["disable", "require"] {
-                run_pgbench(&pair, tls);
-            }
-        });
-        assert_opaque(&pair);
+        pair.run_while_reachable(
+            mode,
+            "pg_isready",
+            &["-U", "tester", "-d", "postgres"][..],
+            || {
+                for tls in ["disable", "require"] {
+                    run_pgbench(&pair, tls);
+                }
+            },
+        );
+        assert_not_http(&pair);
     }
 }
 
@@ -120,17 +130,20 @@ fn mariadb_as_a_server_first_protocol_and_its_benchmark() {
         let run = maria.command();
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
         let pair = start_pair(mode, maria.port, &run);
-        pair.while_served(mode, "mariadb-admin", &["ping"], || {
+        pair.run_while_reachable(mode, "mariadb-admin", &["ping"], || {
             let started = Instant::now();
-            assert_eq!(pair.run("mariadb", &["-Ne", "SELECT 6 * 7"]), "42\n");
-            eprintln!("{mode}: a question took {:?}, silence first", started.elapsed());
+            assert_eq!(pair.run_client("mariadb", &["-Ne", "SELECT 6 * 7"]), "42\n");
+            eprintln!(
+                "{mode}: a query took {:?}, including the initial silence",
+                started.elapsed()
+            );
             let load = ["--auto-generate-sql", "--concurrency=8", "--number-of-queries=800"];
-            let output = pair.run("mariadb-slap", &load);
+            let output = pair.run_client("mariadb-slap", &load);
             assert!(output.contains("Average number of queries per client: 100"), "{output}");
             let rate = output.lines().find(|line| line.contains("Average number of seconds"));
             eprintln!("{mode}: {}", rate.unwrap_or_default().trim());
         });
-        assert_opaque(&pair);
+        assert_not_http(&pair);
     }
 }
 
@@ -151,7 +164,7 @@ fn a_server_first_mail_server_with_and_without_starttls() {
             ["--no-requiretls", "-c", "aiosmtpd.handlers.Mailbox", letters.to_str().unwrap()];
         let pair =
             start_pair(mode, port, &[&[python_program()][..], &run, &mailbox_options].concat());
-        pair.while_served(mode, python_program(), &["hello"], || {
+        pair.run_while_reachable(mode, python_program(), &["hello"], || {
             let mut send = pair.client_command(python_program(), &["send", &certificate]);
             let sent = send.stdin(std::fs::File::open(&text).unwrap()).output().unwrap();
             assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
@@ -168,7 +181,7 @@ fn a_server_first_mail_server_with_and_without_starttls() {
                 );
             }
         });
-        assert_opaque(&pair);
+        assert_not_http(&pair);
     }
 }
 
@@ -176,10 +189,10 @@ fn a_server_first_mail_server_with_and_without_starttls() {
 fn run_pgbench(pair: &DatabaseMesh, tls: &str) {
     let database = format!("dbname=postgres user=tester sslmode={tls}");
     let query = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
-    let encrypted = pair.run("psql", &["-At", "-c", query, &database]);
+    let encrypted = pair.run_client("psql", &["-At", "-c", query, &database]);
     assert_eq!(encrypted.trim(), if tls == "require" { "t" } else { "f" });
-    pair.run("pgbench", &["-i", "-q", &database]);
-    let output = pair.run("pgbench", &["-c", "8", "-j", "2", "-t", "100", &database]);
+    pair.run_client("pgbench", &["-i", "-q", &database]);
+    let output = pair.run_client("pgbench", &["-c", "8", "-j", "2", "-t", "100", &database]);
     let rate = output.lines().find(|line| line.starts_with("tps"));
     eprintln!("sslmode={tls}: {}", rate.unwrap_or_default());
     assert!(output.contains("actually processed: 800/800"), "{output}");
@@ -187,7 +200,7 @@ fn run_pgbench(pair: &DatabaseMesh, tls: &str) {
 }
 
 /// Asserts that no connection was classified as HTTP.
-fn assert_opaque(pair: &DatabaseMesh) {
+fn assert_not_http(pair: &DatabaseMesh) {
     let user = pair.mesh.sidecar("shop/user-1");
     let page = get_page(user.admin, "/metrics").unwrap();
     let page = String::from_utf8_lossy(&page.body).into_owned();

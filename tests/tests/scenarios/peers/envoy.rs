@@ -3,7 +3,9 @@
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_of};
+use leno_tests::manifests::{
+    client_manifest, http_access_manifest, mesh_config, server_with_protocol,
+};
 use leno_tests::{
     ControlProgram, Envoy, EnvoyListener, Response, SidecarProgram, TestApplication, TestMesh,
     TestProgram, eventually, free_port, get, go_program,
@@ -32,33 +34,34 @@ impl Shop {
 
     /// Returns the manifests with these service ports; `command` runs `web`.
     fn shop_manifests(&self, mode: &str, ports: [u16; 2], command: &[String]) -> String {
-        let [web, grpc, outsider_listener] = self.listeners;
+        let [web, grpc, denied_listener] = self.listeners;
         let run: Vec<&str> = command.iter().map(String::as_str).collect();
         let interop = self.interop.1.each_ref().map(String::as_str);
         // A sidecar forwards only to processes of its own workload's command: if Envoy has the port, the server
         // behind it is a separate workload.
         let grpc_server = match ports[1] == self.interop.0 {
-            true => server_of("grpc", ports[1], "GRPC", &interop),
+            true => server_with_protocol("grpc", ports[1], "GRPC", &interop),
             false => {
-                let interop_server = server_of("interop", self.interop.0, "GRPC", &interop);
-                server_of("grpc", ports[1], "GRPC", &[]) + &interop_server
+                let interop_server =
+                    server_with_protocol("interop", self.interop.0, "GRPC", &interop);
+                server_with_protocol("grpc", ports[1], "GRPC", &[]) + &interop_server
             }
         };
         [
             mesh_config(mode),
-            server_of("web", ports[0], "HTTP", &run),
+            server_with_protocol("web", ports[0], "HTTP", &run),
             grpc_server,
             client_manifest("user", &[], &[("web.shop", web), ("grpc.shop", grpc)]),
-            client_manifest("other", &[], &[("web.shop", outsider_listener)]),
-            allowed_http("user", "web", "/open/.*"),
-            allowed_http("user", "grpc", WHOLE_SERVICE),
+            client_manifest("other", &[], &[("web.shop", denied_listener)]),
+            http_access_manifest("user", "web", "/open/.*"),
+            http_access_manifest("user", "grpc", WHOLE_SERVICE),
         ]
         .concat()
     }
 }
 
 /// Waits until both services respond on these ports.
-fn wait_for(web: u16, grpc: u16) {
+fn wait_for_services(web: u16, grpc: u16) {
     let poll =
         || get(loopback_address(web), "/open/").ok().filter(|response| response.status == 200);
     eventually("the web service responds", MAX_WAIT, poll);
@@ -67,8 +70,8 @@ fn wait_for(web: u16, grpc: u16) {
 
 /// Checks all functions of the services on these ports, through an Envoy; `closed` is the status of a path
 /// without a policy.
-fn assert_serves(web: u16, grpc: u16, closed: u16, cases: &[&str]) {
-    wait_for(web, grpc);
+fn assert_all_calls_served(web: u16, grpc: u16, closed: u16, cases: &[&str]) {
+    wait_for_services(web, grpc);
     let url = |path: &str| format!("http://127.0.0.1:{web}{path}");
     for version in ["--http1.0", "--http1.1"] {
         let output = run_curl(&[version, "-i", &url("/open/1?q=%2F")]);
@@ -102,9 +105,9 @@ fn envoy_as_an_application_is_reached_over_either_http_version() {
             EnvoyListener::http2(ports[1], shop.interop.0),
         ]);
         let _mesh = TestMesh::up(&shop.shop_manifests(mode, ports, &envoy.command()));
-        let [web, grpc, outsider_listener] = shop.listeners;
-        assert_serves(web, grpc, closed_status(mode), CASES);
-        wait_for_status(outsider_listener, denied_status(mode));
+        let [web, grpc, denied_listener] = shop.listeners;
+        assert_all_calls_served(web, grpc, closed_status(mode), CASES);
+        wait_for_status(denied_listener, denied_status(mode));
     }
 }
 
@@ -115,14 +118,14 @@ fn envoy_before_a_listener_reaches_services_over_either_http_version() {
         let ports = [shop.echo.port(), shop.interop.0];
         let mesh = TestMesh::up(&shop.shop_manifests(mode, ports, &[]));
         let [web, grpc, _] = shop.listeners;
-        wait_for(web, grpc);
+        wait_for_services(web, grpc);
         let [envoy_web, envoy_grpc] = std::array::from_fn(|_| free_port());
         let envoy = Envoy::prepare(&[
             EnvoyListener::http1(envoy_web, web),
             EnvoyListener::http2(envoy_grpc, grpc),
         ]);
         let _running = envoy.start();
-        assert_serves(envoy_web, envoy_grpc, closed_status(mode), CASES);
+        assert_all_calls_served(envoy_web, envoy_grpc, closed_status(mode), CASES);
         drop(mesh);
     }
 }
@@ -133,15 +136,15 @@ fn envoy_as_a_member_calls_sidecars_over_http2() {
         let shop = Shop::new();
         let ports = [shop.echo.port(), shop.interop.0];
         let mesh = TestMesh::up(&shop.shop_manifests(mode, ports, &[]));
-        let [web, grpc, outsider_listener] = shop.listeners;
-        wait_for(web, grpc);
-        // Its own sidecars have their certificates by now.
-        wait_for_status(outsider_listener, denied_status(mode));
+        let [web, grpc, denied_listener] = shop.listeners;
+        wait_for_services(web, grpc);
+        // The services' sidecars have their certificates by now.
+        wait_for_status(denied_listener, denied_status(mode));
         let inbound = |name: &str| mesh.sidecar(&format!("shop/{name}-1")).inbound.unwrap().port();
         let [envoy_web, envoy_grpc, envoy_others] = std::array::from_fn(|_| free_port());
         let member = |at, (name, to): (&str, &str)| {
             let state = mesh.data_directory().join(format!("proxies/shop/{name}-1"));
-            EnvoyListener::http2(at, inbound(to)).to_member(&state, &account_identity(to))
+            EnvoyListener::http2(at, inbound(to)).connect_as_member(&state, &account_identity(to))
         };
         let envoy = Envoy::prepare(&[
             member(envoy_web, ("user", "web")),
@@ -149,7 +152,7 @@ fn envoy_as_a_member_calls_sidecars_over_http2() {
             member(envoy_others, ("other", "web")),
         ]);
         let _running = envoy.start();
-        assert_serves(envoy_web, envoy_grpc, closed_status(mode), CASES);
+        assert_all_calls_served(envoy_web, envoy_grpc, closed_status(mode), CASES);
         wait_for_status(envoy_others, denied_status(mode));
     }
 }
@@ -166,26 +169,26 @@ fn envoy_as_a_member_is_called_by_sidecars_over_http2() {
             ["shop/web-1", "shop/grpc-1"].map(|name| SidecarProgram::join(&control, name, &[]));
         let _clients =
             ["shop/user-1", "shop/other-1"].map(|name| SidecarProgram::join(&control, name, &[]));
-        let [web, grpc, outsider_listener] = shop.listeners;
-        wait_for(web, grpc);
-        wait_for_status(outsider_listener, denied_status(mode));
+        let [web, grpc, denied_listener] = shop.listeners;
+        wait_for_services(web, grpc);
+        wait_for_status(denied_listener, denied_status(mode));
 
-        // It takes over the addresses of both sidecars while the control plane cannot update the clients.
+        // Envoy takes over the addresses of both sidecars while the control plane cannot update the clients.
         control.kill();
         let inbound = [0, 1].map(|at: usize| servers[at].page.inbound_listener(ports[at]).port());
         servers.iter_mut().for_each(SidecarProgram::kill);
         let state = |name: &str| control.state_directory(&format!("shop/{name}-1"));
         let envoy = Envoy::prepare(&[
             EnvoyListener::http1(inbound[0], ports[0])
-                .from_member(&state("web"), &account_identity("user")),
+                .accept_as_member(&state("web"), &account_identity("user")),
             EnvoyListener::http2(inbound[1], ports[1])
-                .from_member(&state("grpc"), &account_identity("user")),
+                .accept_as_member(&state("grpc"), &account_identity("user")),
         ]);
         let _running = envoy.start();
-        // It decides itself which paths its clients may request.
-        assert_serves(web, grpc, 200, CASES);
-        // With `defaultPolicy: allow` it rejects them itself, by the identity in their sidecar's certificate.
-        let rejected = wait_for_status(outsider_listener, 403);
+        // Envoy decides itself which paths its clients may request.
+        assert_all_calls_served(web, grpc, 200, CASES);
+        // With `defaultPolicy: allow` Envoy rejects clients by the identity in their sidecar's certificate.
+        let rejected = wait_for_status(denied_listener, 403);
         let reason = if mode == "deny" { Some("denied-outbound") } else { None };
         assert_eq!(rejected.rejection_reason(), reason, "{rejected:?}");
     }
@@ -196,7 +199,7 @@ fn wait_for_status(listener: u16, status: u16) -> Response {
     let poll = || {
         get(loopback_address(listener), "/open/").ok().filter(|response| response.status == status)
     };
-    eventually(&format!("outsiders get {status}"), MAX_WAIT, poll).0
+    eventually(&format!("clients outside the policy get {status}"), MAX_WAIT, poll).0
 }
 
 /// Returns the status for a client without a policy.

@@ -3,7 +3,9 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_of};
+use leno_tests::manifests::{
+    client_manifest, http_access_manifest, mesh_config, server_with_protocol,
+};
 use leno_tests::{TestMesh, TestProgram, eventually, free_port, go_program};
 
 mod java;
@@ -40,7 +42,7 @@ fn start_pair(mode: &str, protocol: &str) -> InteropMesh {
     let run = [server.to_str().unwrap(), "--port", &port.to_string()];
     let manifests = [
         mesh_config(mode),
-        server_of("grpc", port, protocol, &run),
+        server_with_protocol("grpc", port, protocol, &run),
         client_manifest("user", &[], &[("grpc.shop", listener)]),
     ];
     InteropMesh { mesh: TestMesh::up(&manifests.concat()), listener }
@@ -59,7 +61,7 @@ impl InteropMesh {
         command
             .args(address_arguments("passthrough:///grpc.shop:9080", "0"))
             .env("HTTPS_PROXY", proxy);
-        run(&mut command, case)
+        run_interop_client(&mut command, case)
     }
 
     /// Waits until a case succeeds.
@@ -89,7 +91,10 @@ impl InteropMesh {
 /// Runs one case with the server behind a loopback port; the error is the client's output.
 pub(super) fn call_server(port: u16, case: &str) -> Result<(), String> {
     let port = port.to_string();
-    run(Command::new(go_program("client")).args(address_arguments("127.0.0.1", &port)), case)
+    run_interop_client(
+        Command::new(go_program("client")).args(address_arguments("127.0.0.1", &port)),
+        case,
+    )
 }
 
 fn address_arguments<'a>(host: &'a str, port: &'a str) -> [&'a str; 4] {
@@ -97,7 +102,7 @@ fn address_arguments<'a>(host: &'a str, port: &'a str) -> [&'a str; 4] {
 }
 
 /// Runs the interop client; the error is its output.
-fn run(command: &mut Command, case: &str) -> Result<(), String> {
+fn run_interop_client(command: &mut Command, case: &str) -> Result<(), String> {
     let mut client = TestProgram::start("grpc-go's client", command.args(["--test_case", case]));
     match client.wait_for_exit(MAX_WAIT).success() {
         true => Ok(()),
@@ -116,7 +121,7 @@ fn every_standard_case_passes_in_permissive_mode() {
 #[test]
 fn every_standard_case_passes_in_strict_mode_where_a_policy_allows_it() {
     let pair = start_pair("deny", "GRPC");
-    pair.mesh.write("policy.yaml", &allowed_http("user", "grpc", WHOLE_SERVICE));
+    pair.mesh.write("policy.yaml", &http_access_manifest("user", "grpc", WHOLE_SERVICE));
     pair.wait_until_passing("empty_unary");
     pair.assert_every_case_passes();
 }
@@ -128,13 +133,14 @@ fn calls_that_no_policy_allows_get_permission_denied() {
     pair.wait_for_failure("empty_unary", "PermissionDenied");
     // A policy names it, but no policy allows this method. The server's sidecar rejects the call in the same
     // form.
-    let policy = allowed_http("user", "grpc", "/grpc.testing.TestService/EmptyCall");
+    let policy = http_access_manifest("user", "grpc", "/grpc.testing.TestService/EmptyCall");
     pair.mesh.write("policy.yaml", &policy);
     pair.wait_until_passing("empty_unary");
     let output = pair.wait_for_failure("large_unary", "Unimplemented");
     assert!(output.contains("no-policy-route: "), "{output}");
     // Another client may call it.
-    pair.mesh.write("policy.yaml", &(policy + &allowed_http("other", "grpc", WHOLE_SERVICE)));
+    pair.mesh
+        .write("policy.yaml", &(policy + &http_access_manifest("other", "grpc", WHOLE_SERVICE)));
     let output = pair.wait_for_failure("large_unary", "PermissionDenied");
     assert!(output.contains("denied: "), "{output}");
     pair.wait_until_passing("empty_unary");

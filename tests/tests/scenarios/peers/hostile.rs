@@ -124,7 +124,7 @@ fn a_body_with_a_wrong_length_is_never_complete() {
     }
     target.assert_still_serves();
     let completed = target.completed_requests.load(Ordering::Relaxed) - before;
-    assert_eq!(completed, 1, "the application saw no request but the last");
+    assert_eq!(completed, 1, "the application received only the last request");
     // Bytes beyond the declared length are the next request, which is invalid here.
     let mut connection = TestConnection::open(target.listener).unwrap();
     connection.send(post(5) + "five!and more\r\n\r\n").unwrap();
@@ -153,7 +153,7 @@ fn a_slow_request_head_times_out() {
     // Sends single bytes repeatedly, and checks for the response.
     while !slow[0].has_activity(Duration::from_millis(200)).unwrap() {
         for connection in &mut slow {
-            // It may have been closed since the check.
+            // The sidecar may have closed the connection since the check.
             drop(connection.send("a"));
         }
         assert!(started.elapsed() < Duration::from_secs(15), "a slow head does not time out");
@@ -167,7 +167,11 @@ fn a_slow_request_head_times_out() {
         handshake.has_activity(Duration::from_secs(5)).unwrap_or(true),
         "a slow handshake times out as well"
     );
-    assert_eq!(handshake.read_to_end().unwrap_or_default(), b"", "it is closed without bytes");
+    assert_eq!(
+        handshake.read_to_end().unwrap_or_default(),
+        b"",
+        "the connection is closed without bytes"
+    );
     target.assert_still_serves();
 }
 
@@ -186,7 +190,7 @@ fn garbage_and_aborted_requests_do_not_grow_memory() {
         for address in [target.listener, proxy, inbound] {
             let mut connection = TestConnection::open(address).unwrap();
             connection.send(garbage).unwrap();
-            // Rejected, reset or closed: but ended, and never served.
+            // The connection is rejected, reset or closed, but never served.
             drop(connection.shut_down_sending());
             let response = connection.read_to_end().unwrap_or_default();
             assert!(!String::from_utf8_lossy(&response).contains(" 200 "), "{address}");
@@ -209,7 +213,7 @@ fn open_and_close(target: &AttackedMesh, times: usize) {
             connection.send("GET / HT").unwrap();
         }
     }
-    eventually("the sidecar serves after them", Duration::from_secs(10), || {
+    eventually("the sidecar serves requests afterwards", Duration::from_secs(10), || {
         TestConnection::open(target.listener)
             .ok()?
             .get("/")

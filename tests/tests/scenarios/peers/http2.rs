@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use leno_tests::manifests::{
-    allowed_http, client_manifest, mesh_config, server_manifest, server_of,
+    client_manifest, http_access_manifest, mesh_config, server_manifest, server_with_protocol,
 };
 use leno_tests::{
     ApplicationReply, LineClient, Nginx, TestApplication, TestMesh, free_port, go_program,
@@ -38,9 +38,9 @@ fn start_site(mode: &str) -> Site {
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
     let manifests = [
         mesh_config(mode),
-        server_of("web", port, "HTTP2", &command),
+        server_with_protocol("web", port, "HTTP2", &command),
         client_manifest("user", &[], &[("web.shop", listener)]),
-        allowed_http("user", "web", "/.*"),
+        http_access_manifest("user", "web", "/.*"),
     ];
     let mesh = TestMesh::up(&manifests.concat());
     let listener = loopback_address(listener);
@@ -97,7 +97,7 @@ fn h2spec_passes_at_an_inbound_listener_for_members_without_a_sidecar() {
         let [listen, connect] = [port, inbound.port()].map(|port| port.to_string());
         let arguments = [&script[..], &listen, &connect, credential.to_str().unwrap()];
         let mut member = LineClient::start(python_program(), &arguments);
-        assert_eq!(member.send_line(""), "it listens");
+        assert_eq!(member.send_line(""), "listening");
         run_h2spec(port);
     }
 }
@@ -116,7 +116,7 @@ fn curl_uses_either_http_version_with_a_port_that_declares_http2() {
         assert_eq!(site.request_output("/large", &["-r", "1000000-1000999"]), "2 206");
         assert!(
             site.downloaded_body() == incompressible_bytes(1_001_000)[1_000_000..],
-            "a part is that part"
+            "a range request returns exactly its range"
         );
         assert_eq!(site.request_output("/large", &["-I"]), "2 200");
         assert_eq!(site.request_output("/absent", &[]), "2 404");
@@ -162,7 +162,7 @@ fn curl_upgrades_to_http2_with_an_http1_application() {
             mesh_config(mode),
             server_manifest("echo", application.port(), &[]),
             client_manifest("user", &[], &[("echo.shop", listener)]),
-            allowed_http("user", "echo", "/.*"),
+            http_access_manifest("user", "echo", "/.*"),
         ];
         let _mesh = TestMesh::up(&manifests.concat());
         wait_until_responding(loopback_address(listener));
@@ -229,7 +229,7 @@ fn no_request_is_lost_when_nginx_closes_connections_after_few_requests() {
     for ((nginx, port, _), name) in sites.iter().zip(&names) {
         let command = nginx.command();
         let command: Vec<&str> = command.iter().map(String::as_str).collect();
-        manifests += &server_of(name, *port, "HTTP2", &command);
+        manifests += &server_with_protocol(name, *port, "HTTP2", &command);
     }
     let listeners: Vec<(&str, u16)> =
         services.iter().zip(&sites).map(|(service, site)| (&**service, site.2.port())).collect();

@@ -9,8 +9,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::loopback_address;
 
 const CONNECTIONS: usize = 10_000;
-/// Limit of a sidecar's memory per idle connection, in addition to the kernel's: 50 % above the measured 4.8
-/// KiB, most of it the state of a future request.
+/// The maximum memory of a sidecar per idle connection, in addition to the kernel's: 50 % above the measured
+/// 4.8 KiB, most of it the state of a future request.
 const MAX_BYTES_PER_CONNECTION: u64 = 7 * 1024;
 
 #[test]
@@ -50,7 +50,7 @@ fn ten_thousand_idle_connections_cost_little_and_still_work() {
         assert_eq!(connection.get("/again").unwrap().body, b"GET /again ");
     }
     drop((idle, warm_connections));
-    eventually("the sidecar lets them go", Duration::from_secs(10), || {
+    eventually("the sidecar has closed the connections", Duration::from_secs(10), || {
         mesh.get_json("connections").to_string().contains("\"open\":0").then_some(())
     });
 }

@@ -3,7 +3,7 @@
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_manifest};
+use leno_tests::manifests::{client_manifest, http_access_manifest, mesh_config, server_manifest};
 use leno_tests::{
     ControlProgram, SidecarProgram, StreamingApplication, TestMesh, eventually, free_port,
 };
@@ -17,7 +17,7 @@ fn mesh_manifests(mode: &str, port: u16, listener: u16) -> String {
     let user =
         client_manifest("user", &[], &[("web.shop", listener)]).replace("127.0.0.1", "[::1]");
     assert!(web.contains("::1") && user.contains("[::1]:"));
-    [mesh_config(mode), web, user, allowed_http("user", "web", "/.*")].concat()
+    [mesh_config(mode), web, user, http_access_manifest("user", "web", "/.*")].concat()
 }
 
 /// Returns the status and size of a download.

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_manifest};
+use leno_tests::manifests::{client_manifest, http_access_manifest, mesh_config, server_manifest};
 use leno_tests::{
     ApplicationReply, TestApplication, TestMesh, free_port, python_program, script_path,
 };
@@ -41,7 +41,7 @@ fn check_client_in_mode(mode: &str, name: &str, command: &[&str]) {
         mesh_config(mode),
         server_manifest("echo", application.port(), &[]),
         client_manifest("user", &command, &[]),
-        allowed_http("user", "echo", "/(hello|post)/.*"),
+        http_access_manifest("user", "echo", "/(hello|post)/.*"),
     ];
     let mesh = TestMesh::up(&manifests.concat());
     let line = mesh.up.wait_for_line(&format!("{name} client: "), Duration::from_secs(60));
@@ -70,8 +70,8 @@ fn a_client_with_httpx_finds_services_through_its_proxy_settings() {
 fn a_client_with_httpx_reads_the_files_of_pythons_own_server() {
     const CLIENT_SCRIPT: &str = "import hashlib, httpx, sys
 for name in sys.argv[2:]:
-    answer = httpx.get(sys.argv[1] + name)
-    print(answer.status_code, hashlib.sha256(answer.content).hexdigest())";
+    response = httpx.get(sys.argv[1] + name)
+    print(response.status_code, hashlib.sha256(response.content).hexdigest())";
     for mode in MODES {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("large"), incompressible_bytes(5 * 1024 * 1024)).unwrap();
@@ -84,7 +84,7 @@ for name in sys.argv[2:]:
             mesh_config(mode),
             server_manifest("files", port, &[&[python_program()][..], &run].concat()),
             client_manifest("user", &[], &[("files.shop", listener)]),
-            allowed_http("user", "files", "/(large|absent)?"),
+            http_access_manifest("user", "files", "/(large|absent)?"),
         ];
         let _mesh = TestMesh::up(&manifests.concat());
         wait_until_responding(loopback_address(listener));

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{
-    allowed_http, client_manifest, mesh_config, route_manifest, server_of,
+    client_manifest, http_access_manifest, mesh_config, route_manifest, server_with_protocol,
 };
 use leno_tests::{
     ControlProgram, LineClient, SidecarProgram, TestMesh, TestProgram, eventually, free_port, get,
@@ -55,13 +55,13 @@ impl StreamProtocol {
     fn chat_manifests(self, port: u16, listener: u16, run: &[String]) -> String {
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
         let server = match self {
-            Self::WebSocket => server_of("chat", port, "HTTP", &run),
-            Self::Grpc => server_of("chat", port, "GRPC", &run),
-            Self::WebSocketOverHttp2 => server_of("chat", port, "HTTP", &run)
+            Self::WebSocket => server_with_protocol("chat", port, "HTTP", &run),
+            Self::Grpc => server_with_protocol("chat", port, "GRPC", &run),
+            Self::WebSocketOverHttp2 => server_with_protocol("chat", port, "HTTP", &run)
                 .replace("targetPort: main", "targetPort: main, appProtocol: kubernetes.io/h2c"),
         };
         let client = client_manifest("user", &[], &[("chat.shop", listener)]);
-        let policy = allowed_http("user", "chat", self.script_path());
+        let policy = http_access_manifest("user", "chat", self.script_path());
         [mesh_config("allow"), server, client, policy].concat()
     }
 
@@ -106,7 +106,7 @@ impl LongLivedStream {
 
 /// Changes the rules so that the open stream would no longer be allowed: first no matching route and a short
 /// timeout, then no route, `defaultPolicy: deny`, and other labels.
-fn outlives_rules(kind: StreamProtocol) {
+fn check_outlives_rules(kind: StreamProtocol) {
     let (port, listener) = (free_port(), free_port());
     let mesh = TestMesh::up(&kind.chat_manifests(port, listener, &kind.server_command(port)));
     let mut stream = kind.open_stream(listener);
@@ -137,14 +137,14 @@ fn outlives_rules(kind: StreamProtocol) {
 }
 
 /// Certificates live for ten seconds, and the stream continues when all initial ones have expired.
-fn outlives_certificates(kind: StreamProtocol) {
+fn check_outlives_certificates(kind: StreamProtocol) {
     let (port, listener) = (free_port(), free_port());
     let manifests = kind.chat_manifests(port, listener, &kind.server_command(port));
     let mesh = TestMesh::up_with(&manifests, &["--certificate-lifetime", "10s"]);
     let mut stream = kind.open_stream(listener);
     let initial = certificate_expiries(&mesh);
     let last = initial.iter().copied().max().unwrap();
-    eventually("all certificates of the beginning have ended", Duration::from_secs(60), || {
+    eventually("all initial certificates have expired", Duration::from_secs(60), || {
         assert_eq!(stream.client.send_line("echo 1000"), "echoed 1000");
         let now = certificate_expiries(&mesh);
         // Certificates are renewed at half their lifetime: one that expires 1.5 lifetimes after the first was
@@ -156,7 +156,7 @@ fn outlives_certificates(kind: StreamProtocol) {
 }
 
 /// Stops either sidecar: new streams are rejected, the open stream continues and ends with the drain.
-fn continues_while_a_sidecar_drains(kind: StreamProtocol) {
+fn check_continues_while_a_sidecar_drains(kind: StreamProtocol) {
     let (port, listener) = (free_port(), free_port());
     let run = kind.server_command(port);
     let _server = TestProgram::start("the server", Command::new(&run[0]).args(&run[1..]));
@@ -172,60 +172,60 @@ fn continues_while_a_sidecar_drains(kind: StreamProtocol) {
         let stopped_at = Instant::now();
         stopped.program.send_signal(Signal::TERM);
         let refused = || TcpStream::connect(listener_address).err();
-        eventually("a draining sidecar takes no connection", MAX_WAIT, refused);
+        eventually("a draining sidecar accepts no connection", MAX_WAIT, refused);
         stream.exchange_messages();
         assert_eq!(stream.client.send_line("ended"), "ended");
         let elapsed = stopped_at.elapsed();
-        assert!(elapsed >= DRAIN, "it ended after {elapsed:?}, before its time was over");
+        assert!(elapsed >= DRAIN, "the stream ended after {elapsed:?}, before the drain timeout");
         assert_eq!(stopped.program.wait_for_exit(MAX_WAIT).code(), Some(0));
-        stopped.start_again();
+        stopped.restart();
     }
     kind.open_stream(listener).exchange_messages();
 }
 
 #[test]
 fn a_websocket_outlives_the_rules_in_force_at_its_start() {
-    outlives_rules(StreamProtocol::WebSocket);
+    check_outlives_rules(StreamProtocol::WebSocket);
 }
 
 #[test]
 fn a_websocket_over_http2_outlives_the_rules_in_force_at_its_start() {
-    outlives_rules(StreamProtocol::WebSocketOverHttp2);
+    check_outlives_rules(StreamProtocol::WebSocketOverHttp2);
 }
 
 #[test]
 fn a_grpc_stream_outlives_the_rules_in_force_at_its_start() {
-    outlives_rules(StreamProtocol::Grpc);
+    check_outlives_rules(StreamProtocol::Grpc);
 }
 
 #[test]
 fn a_websocket_outlives_its_initial_certificates() {
-    outlives_certificates(StreamProtocol::WebSocket);
+    check_outlives_certificates(StreamProtocol::WebSocket);
 }
 
 #[test]
 fn a_websocket_over_http2_outlives_its_initial_certificates() {
-    outlives_certificates(StreamProtocol::WebSocketOverHttp2);
+    check_outlives_certificates(StreamProtocol::WebSocketOverHttp2);
 }
 
 #[test]
 fn a_grpc_stream_outlives_its_initial_certificates() {
-    outlives_certificates(StreamProtocol::Grpc);
+    check_outlives_certificates(StreamProtocol::Grpc);
 }
 
 #[test]
 fn a_websocket_continues_while_a_sidecar_drains() {
-    continues_while_a_sidecar_drains(StreamProtocol::WebSocket);
+    check_continues_while_a_sidecar_drains(StreamProtocol::WebSocket);
 }
 
 #[test]
 fn a_websocket_over_http2_continues_while_a_sidecar_drains() {
-    continues_while_a_sidecar_drains(StreamProtocol::WebSocketOverHttp2);
+    check_continues_while_a_sidecar_drains(StreamProtocol::WebSocketOverHttp2);
 }
 
 #[test]
 fn a_grpc_stream_continues_while_a_sidecar_drains() {
-    continues_while_a_sidecar_drains(StreamProtocol::Grpc);
+    check_continues_while_a_sidecar_drains(StreamProtocol::Grpc);
 }
 
 /// Returns the expiry times of the certificates known to the control plane.

@@ -12,12 +12,12 @@ use socket2::{Domain, SockRef, Socket, Type};
 
 use super::loopback_address;
 
-/// Limit of the increase of a sidecar's private memory by a body in transit, whatever its length.
+/// The maximum increase of a sidecar's private memory by a body in transit, whatever its length.
 const MAX_BODY_KIB: u64 = 1024;
-/// Limits of memory per stalled reader, for its own sidecar and the server's. See `docs/link.md`.
+/// The maximum memory per stalled reader, for its own sidecar and the server's. See `docs/link.md`.
 const MAX_READER_KIB: [u64; 2] = [256, 96];
 const READERS: usize = 1000;
-/// The same limits per HTTP/2 stream. See `docs/http2.md`.
+/// The same maxima per HTTP/2 stream. See `docs/http2.md`.
 const MAX_STREAM_KIB: [u64; 2] = [256, 96];
 /// The streams per connection, and the length of a response on each.
 const STREAMS: usize = 100;
@@ -43,7 +43,7 @@ impl SidecarPair {
     }
 
     /// Starts a pair with a listener that also accepts HTTP/2; the application receives HTTP/1.1.
-    fn over_http2(application: StreamingApplication) -> Self {
+    fn start_http2(application: StreamingApplication) -> Self {
         let server = server_manifest("web", application.port(), &[])
             .replace("targetPort: main", "targetPort: main, appProtocol: kubernetes.io/h2c");
         Self::start_pair(application, server)
@@ -171,7 +171,7 @@ fn request_body(mut tcp: TcpStream, length: u64) -> TcpStream {
 }
 
 /// Returns a connection with small socket buffers.
-fn narrow_connection(address: SocketAddr) -> TcpStream {
+fn small_buffer_connection(address: SocketAddr) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     narrow_buffers(SockRef::from(&socket));
     socket.connect(&address.into()).unwrap();
@@ -180,11 +180,11 @@ fn narrow_connection(address: SocketAddr) -> TcpStream {
 
 /// Returns a client that has read only the head of its response.
 fn stalled_reader(address: SocketAddr) -> TcpStream {
-    request_body(narrow_connection(address), RESPONSE_BYTES)
+    request_body(small_buffer_connection(address), RESPONSE_BYTES)
 }
 
 /// Returns an HTTP/2 client that requests many responses at once with unlimited windows, and reads nothing.
-fn reader_of_many(address: SocketAddr) -> TcpStream {
+fn request_many(address: SocketAddr) -> TcpStream {
     let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     let mut frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
         bytes.extend_from_slice(&u32::try_from(payload.len()).unwrap().to_be_bytes()[1..]);
@@ -203,14 +203,14 @@ fn reader_of_many(address: SocketAddr) -> TcpStream {
     for stream in (1..).step_by(2).take(STREAMS) {
         frame(1, END_STREAM | 4, stream, &head);
     }
-    let mut tcp = narrow_connection(address);
+    let mut tcp = small_buffer_connection(address);
     tcp.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     tcp.write_all(&bytes).unwrap();
     tcp
 }
 
 /// Reads all of its responses to their ends.
-fn read_many(tcp: &mut TcpStream) {
+fn read_many_responses(tcp: &mut TcpStream) {
     SockRef::from(&*tcp).set_recv_buffer_size(1024 * 1024).unwrap();
     let mut input = BufReader::with_capacity(64 * 1024, tcp);
     let (mut ended, mut read) = (0, 0);
@@ -223,7 +223,7 @@ fn read_many(tcp: &mut TcpStream) {
         match head[3] {
             0 => read += length as u64,
             // Status 200 of the static table.
-            1 => assert_eq!(payload[0], 0x88, "an answer is 200"),
+            1 => assert_eq!(payload[0], 0x88, "the response has status 200"),
             kind => assert!(kind == 4 || kind == 8, "a frame of kind {kind}: {payload:?}"),
         }
         ended += usize::from(head[3] < 2 && head[4] & END_STREAM != 0);
@@ -256,7 +256,7 @@ fn a_long_body_needs_no_more_memory_than_a_short_one() {
 }
 
 #[test]
-#[ignore = "half a minute of a core each way, which others would feel: `./test bulk`"]
+#[ignore = "uses a core for half a minute in each direction: `./test bulk` runs it"]
 fn ten_gibibytes_cost_no_more_than_a_short_body() {
     assert_transfers(10 * GIB);
 }
@@ -277,10 +277,12 @@ fn memory_of_a_thousand_stalled_responses_is_bounded() {
 #[test]
 fn memory_of_a_thousand_stalled_http2_streams_is_bounded() {
     raise_limit();
-    let pair = SidecarPair::over_http2(StreamingApplication::start_narrow());
+    let pair = SidecarPair::start_http2(StreamingApplication::start_narrow());
     let connections = READERS / STREAMS;
-    let connect = || (0..connections).map(|_| reader_of_many(pair.listener)).collect::<Vec<_>>();
-    pair.assert_reader_memory(connect, MAX_STREAM_KIB, |readers| read_many(&mut readers[0]));
+    let connect = || (0..connections).map(|_| request_many(pair.listener)).collect::<Vec<_>>();
+    pair.assert_reader_memory(connect, MAX_STREAM_KIB, |readers| {
+        read_many_responses(&mut readers[0])
+    });
 }
 
 /// Raises the limit of open files: a thousand connections exceed the usual default.

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::process::Command;
 
-use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_manifest};
+use leno_tests::manifests::{client_manifest, http_access_manifest, mesh_config, server_manifest};
 use leno_tests::{Nginx, TestConnection, TestMesh, free_port};
 
 use super::{
@@ -40,7 +40,7 @@ fn start_site(mode: &str) -> Site {
         mesh_config(mode),
         server_manifest("web", nginx.port, &command),
         client_manifest("user", &[], &[("web.shop", listener)]),
-        allowed_http(
+        http_access_manifest(
             "user",
             "web",
             "/((list|upload)/.*|index.html|small|large|text|fixed|absent)?",

@@ -35,10 +35,11 @@ fn traffic_between_sidecars_is_encrypted() {
         client_manifest("user", &[], &[("web.shop", listener)]),
     ];
     let mesh = TestMesh::up(&manifests.concat());
-    let inbound = mesh.sidecar("shop/web-1").inbound.expect("it has a port").port();
+    let inbound =
+        mesh.sidecar("shop/web-1").inbound.expect("the sidecar has an inbound port").port();
     let folder = tempfile::tempdir().unwrap();
-    let between = PacketCapture::start(inbound, &folder.path().join("between"));
-    let inside = PacketCapture::start(application.port(), &folder.path().join("inside"));
+    let between_sidecars = PacketCapture::start(inbound, &folder.path().join("between"));
+    let at_application = PacketCapture::start(application.port(), &folder.path().join("inside"));
 
     let mut connection = TestConnection::open(loopback_address(listener)).unwrap();
     for index in 0..REQUESTS {
@@ -55,21 +56,30 @@ fn traffic_between_sidecars_is_encrypted() {
     // Packets that tcpdump has not read when it is stopped are lost.
     eventually("both captures are complete", Duration::from_secs(60), || {
         let last = format!("POST /{MARKER}/{} ", REQUESTS - 1);
-        let (between, inside) = (between.captured_payloads(), inside.captured_payloads());
+        let (between_sidecars, at_application) =
+            (between_sidecars.captured_payloads(), at_application.captured_payloads());
         let encrypted =
-            between.iter().filter(|packet| packet.starts_with(APPLICATION_DATA)).count();
-        (encrypted >= 2 * REQUESTS && contains(&inside, last.as_bytes())).then_some(())
+            between_sidecars.iter().filter(|packet| packet.starts_with(APPLICATION_DATA)).count();
+        (encrypted >= 2 * REQUESTS && any_contains(&at_application, last.as_bytes())).then_some(())
     });
     // The first of these connections was opened after the start of the capture, which includes its handshake.
-    let (between, inside) = (between.stop_capture(), inside.stop_capture());
-    let records = between.iter().filter(|packet| packet.starts_with(APPLICATION_DATA)).count();
-    eprintln!("{} packets between the sidecars, {records} of them TLS records", between.len());
-    assert!(records >= 2 * REQUESTS, "each request and response is sealed: {records}");
-    assert!(!contains(&between, MARKER.as_bytes()), "the marker is readable");
+    let (between_sidecars, at_application) =
+        (between_sidecars.stop_capture(), at_application.stop_capture());
+    let records =
+        between_sidecars.iter().filter(|packet| packet.starts_with(APPLICATION_DATA)).count();
+    eprintln!(
+        "{} packets between the sidecars, {records} of them TLS records",
+        between_sidecars.len()
+    );
+    assert!(records >= 2 * REQUESTS, "each request and response is encrypted: {records}");
+    assert!(!any_contains(&between_sidecars, MARKER.as_bytes()), "the marker is readable");
     for word in ["HTTP/1.1 200", "content-length", "POST /"] {
-        assert!(!contains(&between, word.as_bytes()), "`{word}` is readable");
+        assert!(!any_contains(&between_sidecars, word.as_bytes()), "`{word}` is readable");
     }
-    assert!(contains(&inside, MARKER.as_bytes()), "the capture contains readable bytes");
+    assert!(
+        any_contains(&at_application, MARKER.as_bytes()),
+        "the capture contains readable bytes"
+    );
 }
 
 /// A running tcpdump on loopback.
@@ -95,7 +105,7 @@ impl PacketCapture {
         parse_payloads(&std::fs::read(&self.file).unwrap())
     }
 
-    /// Stops it and returns the payloads of the captured TCP segments.
+    /// Stops tcpdump and returns the payloads of the captured TCP segments.
     fn stop_capture(mut self) -> Vec<Vec<u8>> {
         self.tcpdump.send_signal(Signal::INT);
         self.tcpdump.wait_for_exit(Duration::from_secs(20));
@@ -106,7 +116,7 @@ impl PacketCapture {
 }
 
 /// True if the bytes occur, in one packet or across two.
-fn contains(packets: &[Vec<u8>], bytes: &[u8]) -> bool {
+fn any_contains(packets: &[Vec<u8>], bytes: &[u8]) -> bool {
     let joined = packets.concat();
     joined.windows(bytes.len()).any(|window| window == bytes)
 }

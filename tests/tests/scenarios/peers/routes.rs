@@ -68,11 +68,12 @@ impl Shop {
     /// Replaces the routes of `web`, and waits until its response satisfies `is_expected`.
     fn replace_routes(&self, rules: &[&str], is_expected: impl Fn(&Response) -> bool) {
         self.mesh.write("route.yaml", &route_manifest("web", rules));
-        let (_, after) = eventually("the new routes decide", Duration::from_secs(10), || {
-            let response = self.send_request("GET", "/who/", "");
-            is_expected(&response).then_some(())
-        });
-        assert!(after < Duration::from_secs(1), "live in under a second, not in {after:?}");
+        let (_, elapsed) =
+            eventually("the new routes are in force", Duration::from_secs(10), || {
+                let response = self.send_request("GET", "/who/", "");
+                is_expected(&response).then_some(())
+            });
+        assert!(elapsed < Duration::from_secs(1), "applied after {elapsed:?}");
     }
 
     fn send_request(&self, method: &str, path: &str, fields: &str) -> Response {
@@ -128,7 +129,7 @@ fn weights_split_requests_between_services_and_change_live() {
     assert!((nginx as f64 - REQUESTS as f64 * 0.1).abs() < deviation, "{nginx} of {REQUESTS}");
     shop.replace_routes(&[&split(0, 0)], |response| response.status == 500);
     shop.mesh.remove("route.yaml");
-    eventually("no routes again", Duration::from_secs(10), || {
+    eventually("the service has no routes", Duration::from_secs(10), || {
         (shop.describe_response("GET", "/who/", "") == "503 no-endpoint").then_some(())
     });
 }
@@ -266,7 +267,7 @@ fn an_osm_retry_applies_where_no_route_configures_retries() {
     let before = retries();
     write_retry_policy(5);
     // The first request under the new policy has all of its retries.
-    let (after, _) = eventually("the policy decides", Duration::from_secs(10), || {
+    let (after, _) = eventually("the policy is in force", Duration::from_secs(10), || {
         let response = shop.send_request("GET", "/busy/", "");
         assert_eq!((response.status, &response.body[..]), (503, &b"busy"[..]));
         Some(retries()).filter(|current| *current > before)

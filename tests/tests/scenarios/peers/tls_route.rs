@@ -3,7 +3,9 @@
 use std::process::Output;
 use std::time::Duration;
 
-use leno_tests::manifests::{allowed_tcp, client_manifest, mesh_config, server_of};
+use leno_tests::manifests::{
+    client_manifest, mesh_config, server_with_protocol, tcp_access_manifest,
+};
 use leno_tests::{SelfSigned, TestMesh, eventually, free_port};
 use tempfile::TempDir;
 
@@ -27,7 +29,7 @@ fn start_site(mode: &str, route: &str) -> Site {
         let accept = port.to_string();
         let command =
             ["openssl", "s_server", "-accept", &accept, "-key", &key, "-cert", &certificate];
-        server_of(name, port, "TCP", &[&command[..], &["-quiet"]].concat())
+        server_with_protocol(name, port, "TCP", &[&command[..], &["-quiet"]].concat())
     });
     let secure = format!(
         "---\napiVersion: v1\nkind: Service\nmetadata: {{name: secure, namespace: shop}}\n\
@@ -38,7 +40,7 @@ fn start_site(mode: &str, route: &str) -> Site {
         mesh_config(mode),
         client_manifest("user", &[], &[("secure.shop", listener)]),
         secure,
-        allowed_tcp("user", "one"),
+        tcp_access_manifest("user", "one"),
     ];
     let mesh = TestMesh::up(&[&manifests[..], &servers].concat().concat());
     mesh.write("route.yaml", route);
@@ -84,7 +86,7 @@ spec:
 fn sessions_are_routed_by_server_name_and_others_are_closed() {
     for mode in MODES {
         let site = start_site(mode, ROUTE);
-        site.mesh.write("policy.yaml", &allowed_tcp("user", "two"));
+        site.mesh.write("policy.yaml", &tcp_access_manifest("user", "two"));
         let server_for = |name| site.reached_server(&["-servername", name]);
         eventually("a session reaches the second server", Duration::from_secs(20), || {
             server_for("any.example.com").filter(|server| server == "two")

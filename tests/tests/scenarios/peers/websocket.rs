@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
-use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_manifest};
+use leno_tests::manifests::{client_manifest, http_access_manifest, mesh_config, server_manifest};
 use leno_tests::{LineClient, TestMesh, eventually, free_port, python_program, script_path};
 
 use super::{MODES, run_curl};
@@ -23,7 +23,7 @@ fn start_chat(mode: &str, client: LineClient) -> Chat {
         mesh_config(mode),
         server_manifest("chat", port, &run),
         client_manifest("user", &[], &[("chat.shop", listener)]),
-        allowed_http("user", "chat", "/(room|greeted)"),
+        http_access_manifest("user", "chat", "/(room|greeted)"),
     ];
     let mesh = TestMesh::up(&manifests.concat());
     let mut chat = Chat { mesh, listener, client };
@@ -118,7 +118,7 @@ fn many_websockets_are_open_at_the_same_time() {
     for _ in 1..CONNECTIONS {
         assert_eq!(chat.open_client("/room"), "open");
     }
-    assert_eq!(chat.client.send_line("each 65536"), "1 kind of answer: echoed 65536");
+    assert_eq!(chat.client.send_line("each 65536"), "1 kind of response: echoed 65536");
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn an_http2_client_reaches_an_http1_server() {
             mesh_config(mode),
             server,
             client_manifest("user", &[], &[("chat.shop", listener)]),
-            allowed_http("user", "chat", "/room"),
+            http_access_manifest("user", "chat", "/room"),
         ];
         let mesh = TestMesh::up(&manifests.concat());
         let mut client = LineClient::start("node", &[&script_path("websocket_http2.mjs")]);

@@ -90,7 +90,7 @@ impl FakeApiServer {
         ]);
         curl.arg(url).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = curl.spawn().expect("curl runs");
-        let mut input = child.stdin.take().expect("it has an input");
+        let mut input = child.stdin.take().expect("the input is a pipe");
         std::io::Write::write_all(&mut input, review.to_string().as_bytes()).expect("curl reads");
         drop(input);
         let output = child.wait_with_output().expect("curl ends");
@@ -112,7 +112,7 @@ impl FakeApiServer {
         let objects = self.served.lock_objects();
         let secret = objects.iter().find(|(path, _)| path.ends_with("/secrets/leno-authority"));
         let (_, secret) = secret.expect("the authority is a Secret");
-        secret["data"]["ca.key"].as_str().expect("it has a key").to_owned()
+        secret["data"]["ca.key"].as_str().expect("the Secret has a key").to_owned()
     }
 }
 

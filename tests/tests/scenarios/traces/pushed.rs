@@ -163,7 +163,7 @@ fn a_collector_receives_access_log_records_over_http_and_grpc() {
     for workload in WORKLOADS {
         let exported = "leno_log_records_total{result=\"exported\"}";
         let sidecar = shop.mesh.sidecar(workload);
-        eventually("its lines are counted", MAX_WAIT, || {
+        eventually("the log records are counted", MAX_WAIT, || {
             (sidecar.sum_metrics(exported) >= 4.0).then_some(())
         });
     }

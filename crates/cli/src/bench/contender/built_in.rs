@@ -7,7 +7,7 @@ use super::description::ContenderDescription;
 /// Returns the descriptions of a third-party contender, one per layout.
 ///
 /// # Errors
-/// If there is none of this name.
+/// If no built-in contender has this name.
 pub(super) fn built_in_descriptions(name: &str) -> anyhow::Result<Vec<ContenderDescription>> {
     let texts = FILES.iter().filter(|(contender, _)| *contender == name);
     let descriptions: Vec<ContenderDescription> =

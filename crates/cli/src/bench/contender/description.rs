@@ -27,7 +27,7 @@ pub(in crate::bench) struct ContenderDescription {
     pub(super) layout: Layout,
     /// The program: a path, or a name in the search path.
     program: String,
-    /// The hint if there is no such program.
+    /// The advice for users who have not installed the program.
     #[serde(default)]
     hint: String,
     /// Other required files.
@@ -54,7 +54,7 @@ impl ContenderDescription {
     /// Loads a contender file.
     ///
     /// # Errors
-    /// If it cannot be read or parsed.
+    /// If the file cannot be read or parsed.
     pub(super) fn load(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read the contender file {}", path.display()))?;
@@ -64,7 +64,7 @@ impl ContenderDescription {
     /// Parses the text of a contender file.
     ///
     /// # Errors
-    /// The problem with it.
+    /// The reason why the text is not a contender file.
     pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
         let description: Self = serde_json::from_value(yaml::parse(text)?)?;
         if description.processes.is_empty() {
@@ -76,7 +76,7 @@ impl ContenderDescription {
     /// Returns the version that the program prints.
     ///
     /// # Errors
-    /// If there is no such program, with a hint.
+    /// If the program is not installed, with a hint.
     pub(super) fn program_version(&self, rig: &Rig) -> anyhow::Result<String> {
         let program = self.find_program(rig)?;
         if let Some(missing) = self.needs.iter().find(|path| !path.exists()) {
@@ -121,7 +121,7 @@ impl ContenderDescription {
             let mut files = Vec::new();
             for (name, template) in &process.files {
                 let text = fill_template(template, &program, &certificates, environment)?;
-                write_below(&environment.dir, name, &text)?;
+                write_run_file(&environment.dir, name, &text)?;
                 files.push((name.clone(), text));
             }
             let mut command = Vec::new();
@@ -141,7 +141,7 @@ impl ContenderDescription {
 }
 
 /// Writes a file of a contender below its directory.
-fn write_below(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
+fn write_run_file(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
     let relative = Path::new(name);
     let is_below =
         relative.components().all(|part| matches!(part, std::path::Component::Normal(_)));
@@ -221,10 +221,10 @@ mod tests {
     #[test]
     fn files_stay_below_the_directory_of_the_run() {
         let scratch = tempfile::tempdir().unwrap();
-        write_below(scratch.path(), "a/b.conf", "x").unwrap();
+        write_run_file(scratch.path(), "a/b.conf", "x").unwrap();
         assert!(scratch.path().join("a/b.conf").exists());
         for name in ["../b.conf", "/tmp/b.conf", "a/../../b.conf"] {
-            assert!(write_below(scratch.path(), name, "x").is_err(), "{name}");
+            assert!(write_run_file(scratch.path(), name, "x").is_err(), "{name}");
         }
     }
 }

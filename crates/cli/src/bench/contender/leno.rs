@@ -39,7 +39,7 @@ struct MeasuredWorkload {
     name: &'static str,
     /// The service of the workload, and its service account.
     service: &'static str,
-    /// The role of its application's port, if it serves.
+    /// The role of its application's port, if its application serves requests.
     serves: Option<&'static str>,
     /// The services that it calls, and the roles of the outbound listeners for them.
     calls: &'static [(&'static str, &'static str)],
@@ -64,26 +64,27 @@ pub(super) async fn start(
         }
     };
     let manifests = render_manifests(environment, workloads, &settings)?;
-    let file = environment.dir.join("mesh.yaml");
-    std::fs::write(&file, &manifests)
-        .with_context(|| format!("cannot write {}", file.display()))?;
-    let data = environment.dir.join("data");
-    let control = environment.ports.address_for("control")?;
+    let manifest_file = environment.dir.join("mesh.yaml");
+    std::fs::write(&manifest_file, &manifests)
+        .with_context(|| format!("cannot write {}", manifest_file.display()))?;
+    let data_directory = environment.dir.join("data");
+    let control_address = environment.ports.address_for("control")?;
     let arguments = owned_strings(&[
         "control",
         "--log-level=warn",
         "-f",
-        &file.to_string_lossy(),
+        &manifest_file.to_string_lossy(),
         "--data",
-        &data.to_string_lossy(),
+        &data_directory.to_string_lossy(),
         "--listen",
-        &control.to_string(),
+        &control_address.to_string(),
     ]);
     let files = vec![("mesh.yaml".to_owned(), manifests)];
     running.start_leno(environment, ProcessRole::Auxiliary, "control", arguments, files)?;
     let mut admin_addresses = Vec::new();
     for workload in workloads {
-        let token = request_token(&mut running, environment, &data, workload.name).await?;
+        let token =
+            request_token(&mut running, environment, &data_directory, workload.name).await?;
         admin_addresses.push(start_sidecar(&mut running, environment, workload, &token)?);
     }
     for admin in admin_addresses {
@@ -159,15 +160,15 @@ fn start_sidecar(
 async fn request_token(
     running: &mut RunningContender,
     environment: &mut RunEnvironment<'_, '_>,
-    data: &Path,
+    data_directory: &Path,
     name: &str,
 ) -> anyhow::Result<PathBuf> {
     let workload = format!("{}/{name}-1", environment.layout.namespace());
-    let mesh = MeshSocket::from_data(data);
+    let mesh_socket = MeshSocket::from_data(data_directory);
     let deadline = Instant::now() + MAX_START_WAIT;
     let path = format!("/token?workload={workload}");
     let response = loop {
-        match mesh.send_request("POST", &path).await {
+        match mesh_socket.send_request("POST", &path).await {
             Ok(response) => break response,
             Err(error) if Instant::now() >= deadline => {
                 return Err(error.context(running.log_tail()));
@@ -177,7 +178,7 @@ async fn request_token(
         sleep(POLL_INTERVAL).await;
     };
     let mut bundle = JoinBundle::parse(&response).context("no token")?;
-    bundle.control = vec![environment.ports.address_for("control")?];
+    bundle.control_addresses = vec![environment.ports.address_for("control")?];
     let file = environment.dir.join(format!("{name}.token"));
     bundle.save(&file).context("cannot write a token file")?;
     Ok(file)
@@ -202,8 +203,8 @@ fn render_manifests(
     for workload in workloads {
         write_workload(&mut text, environment, workload)?;
     }
-    let served = workloads.iter().filter(|workload| workload.serves.is_some());
-    let services: BTreeSet<&str> = served.map(|workload| workload.service).collect();
+    let servers = workloads.iter().filter(|workload| workload.serves.is_some());
+    let services: BTreeSet<&str> = servers.map(|workload| workload.service).collect();
     let namespace = environment.layout.namespace();
     for service in &services {
         write!(
@@ -270,7 +271,7 @@ fn write_policies(
     layout: Layout,
 ) -> anyhow::Result<()> {
     let namespace = layout.namespace();
-    let (rules, rule) = match layout {
+    let (rules, rule_reference) = match layout {
         Layout::Tcp => (TCP_RULES, "{kind: TCPRoute, name: all}"),
         _ => (HTTP_RULES, "{kind: HTTPRouteGroup, name: all, matches: [all]}"),
     };
@@ -290,7 +291,7 @@ fn write_policies(
                 writeln!(text, "  - {source}")?;
             }
         }
-        writeln!(text, "  rules: [{rule}]")?;
+        writeln!(text, "  rules: [{rule_reference}]")?;
     }
     Ok(())
 }

@@ -38,7 +38,7 @@ impl RunningContender {
     /// Starts another process. Its parameters are kept for the report.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If the process cannot be started.
     pub(super) fn start(
         &mut self,
         environment: &RunEnvironment<'_, '_>,
@@ -139,5 +139,5 @@ impl RunningContender {
     }
 }
 
-/// Third-party proxies first check their configuration and load certificates.
+/// The startup timeout: third-party proxies first check their configuration and load certificates.
 pub(in crate::bench) const MAX_START_WAIT: Duration = Duration::from_secs(15);

@@ -32,32 +32,34 @@ pub(super) async fn execute_commands(state: &CrowdState) -> anyhow::Result<()> {
     std::future::pending().await
 }
 
+/// Moves one endpoint `times` times, and counts the messages to members that do not subscribe to it.
 async fn move_endpoint(
     state: &CrowdState,
     member: usize,
     times: usize,
-    rest: Duration,
+    observation_time: Duration,
 ) -> anyhow::Result<CrowdReply> {
-    let users: Vec<usize> = state.users_of(member).collect();
+    let subscribers: Vec<usize> = state.subscribers_of(member).collect();
     let mut to_others = 0;
     state.clear_latencies();
     let started = Instant::now();
     for _ in 0..times {
-        let before = state.message_counts();
+        let counts_before = state.message_counts();
         state.move_member(member).await?;
-        state.wait_until_complete(MAX_WAIT).await;
-        sleep(rest).await;
-        let messages = state.message_counts();
-        let increases = messages.iter().zip(&before).enumerate();
-        let other_members = increases.filter(|(index, _)| !users.contains(index));
-        to_others += other_members.map(|(_, (now, before))| now - before).sum::<usize>();
+        state.wait_until_complete(MAX_DELIVERY_WAIT).await;
+        sleep(observation_time).await;
+        let counts_after = state.message_counts();
+        let increases = counts_after.iter().zip(&counts_before).enumerate();
+        let other_members = increases.filter(|(index, _)| !subscribers.contains(index));
+        to_others += other_members.map(|(_, (after, before))| after - before).sum::<usize>();
     }
     let mut delivery = state.delivery_statistics(times, started.elapsed());
-    (delivery.users, delivery.to_others) = (users.len(), to_others);
+    (delivery.users, delivery.to_others) = (subscribers.len(), to_others);
     Ok(CrowdReply::Delivery(delivery))
 }
 
-/// Each change has its own scheduled time, independent of delays of the previous one.
+/// Moves endpoints at a constant rate. Each move has its own scheduled time, independent of delays of the previous
+/// one.
 async fn move_endpoints_at_rate(
     state: &CrowdState,
     per_second: u32,
@@ -73,10 +75,11 @@ async fn move_endpoints_at_rate(
         state.move_member(change % state.members.len()).await?;
     }
     let elapsed = started.elapsed();
-    state.wait_until_complete(MAX_WAIT).await;
+    state.wait_until_complete(MAX_DELIVERY_WAIT).await;
     Ok(CrowdReply::Delivery(state.delivery_statistics(changes, elapsed)))
 }
 
+/// Waits until the configurations of all members have changed since `since`, or the timeout expires.
 async fn wait_for_config_change(state: &CrowdState, since: u64, timeout: Duration) -> CrowdReply {
     let deadline = Instant::now() + timeout;
     loop {
@@ -84,9 +87,9 @@ async fn wait_for_config_change(state: &CrowdState, since: u64, timeout: Duratio
         if change_times.len() == state.members.len() || Instant::now() >= deadline {
             return CrowdReply::ConfigChanges(change_times);
         }
-        drop(tokio::time::timeout_at(deadline, state.changed.notified()).await);
+        drop(tokio::time::timeout_at(deadline, state.update_received.notified()).await);
     }
 }
 
-/// The timeout of a change, far longer than it takes.
-const MAX_WAIT: Duration = Duration::from_secs(10);
+/// The timeout of the delivery of changes, far longer than they take.
+const MAX_DELIVERY_WAIT: Duration = Duration::from_secs(10);

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::command::ChangeDelivery;
 
-/// The state of one member that the whole crowd uses.
+/// A member of the crowd, as all parts of the crowd use it.
 pub(super) struct MemberState {
     pub(super) workload: WorkloadName,
     pub(super) port: u16,
@@ -24,49 +24,50 @@ pub(super) struct MemberState {
     pub(super) requests: mpsc::Sender<ProxyRequest>,
 }
 
-/// The updates that all members have received so far. Single-threaded.
+/// The members of a crowd, and the updates that they have received. All members run on one thread.
 pub(super) struct CrowdState {
     pub(super) members: Vec<MemberState>,
-    received: RefCell<ReceivedUpdates>,
-    pub(super) changed: Notify,
+    deliveries: RefCell<DeliveryLog>,
+    pub(super) update_received: Notify,
 }
 
+/// The moves of members, and their delivery to subscribers.
 #[derive(Default)]
-struct ReceivedUpdates {
-    /// Times of each member's moves, in order; its address encodes their number.
+struct DeliveryLog {
+    /// The times of each member's moves, in order; its listener port encodes their number.
     moves: BTreeMap<WorkloadName, Vec<Instant>>,
-    /// The last received move of each endpoint, per member.
-    last_moves: BTreeMap<(usize, WorkloadName), usize>,
+    /// The number of moves that a member has received, by receiver and moved workload.
+    moves_seen: BTreeMap<(usize, WorkloadName), usize>,
     latencies: Histogram,
-    /// Expected and completed deliveries.
-    expected: usize,
-    delivered: usize,
-    /// Messages by member.
+    /// The number of deliveries that are expected, and that are complete.
+    expected_count: usize,
+    delivered_count: usize,
+    /// The number of messages received, by member.
     messages: Vec<usize>,
     /// The configuration of each member, and the time of its last change.
     configs: Vec<Option<(Arc<WorkloadConfig>, u64)>>,
-    streams: usize,
+    stream_count: usize,
 }
 
 impl CrowdState {
     pub(super) fn new(members: Vec<MemberState>) -> Self {
-        let received = ReceivedUpdates {
+        let deliveries = DeliveryLog {
             messages: vec![0; members.len()],
             configs: vec![None; members.len()],
-            ..ReceivedUpdates::default()
+            ..DeliveryLog::default()
         };
-        Self { members, received: RefCell::new(received), changed: Notify::new() }
+        Self { members, deliveries: RefCell::new(deliveries), update_received: Notify::new() }
     }
 
-    /// Records an update of a member.
+    /// Records an update that a member received.
     pub(super) fn record_update(&self, member: usize, update: &ConfigUpdate) {
         let now = Instant::now();
-        self.changed.notify_one();
-        let mut received = self.received.borrow_mut();
-        let received = &mut *received;
-        received.messages[member] += 1;
+        self.update_received.notify_one();
+        let mut deliveries = self.deliveries.borrow_mut();
+        let deliveries = &mut *deliveries;
+        deliveries.messages[member] += 1;
         let config = &update.snapshot.config;
-        let last_change = &mut received.configs[member];
+        let last_change = &mut deliveries.configs[member];
         if last_change.as_ref().is_none_or(|(last_config, _)| last_config != config) {
             *last_change = Some((Arc::clone(config), unix_micros()));
         }
@@ -74,40 +75,40 @@ impl CrowdState {
         let endpoints =
             services.flat_map(|service| service.ports.values()).flat_map(|port| &port.endpoints);
         for endpoint in endpoints {
-            let Some(moves) = received.moves.get(&endpoint.id.workload) else { continue };
-            let Some(move_count) = endpoint.address.port().checked_sub(FIRST_MOVE) else {
+            let Some(moves) = deliveries.moves.get(&endpoint.id.workload) else { continue };
+            let Some(latest_move) = endpoint.address.port().checked_sub(FIRST_MOVED_PORT) else {
                 continue;
             };
-            let move_count = usize::from(move_count) + 1;
-            let last_move =
-                received.last_moves.entry((member, endpoint.id.workload.clone())).or_default();
-            for move_time in moves.get(*last_move..move_count).unwrap_or_default() {
-                received.latencies.record(now.duration_since(*move_time));
-                received.delivered += 1;
+            let move_count = usize::from(latest_move) + 1;
+            let moves_seen =
+                deliveries.moves_seen.entry((member, endpoint.id.workload.clone())).or_default();
+            for move_time in moves.get(*moves_seen..move_count).unwrap_or_default() {
+                deliveries.latencies.record(now.duration_since(*move_time));
+                deliveries.delivered_count += 1;
             }
-            *last_move = move_count.max(*last_move);
+            *moves_seen = move_count.max(*moves_seen);
         }
     }
 
     /// Records that a stream is up or down.
     pub(super) fn record_stream(&self, is_connected: bool) {
-        let mut received = self.received.borrow_mut();
-        received.streams = match is_connected {
-            true => received.streams + 1,
-            false => received.streams.saturating_sub(1),
+        let mut deliveries = self.deliveries.borrow_mut();
+        deliveries.stream_count = match is_connected {
+            true => deliveries.stream_count + 1,
+            false => deliveries.stream_count.saturating_sub(1),
         };
     }
 
     pub(super) fn stream_count(&self) -> usize {
-        self.received.borrow().streams
+        self.deliveries.borrow().stream_count
     }
 
-    /// Returns the current listener address of a member.
-    pub(super) fn listener_address(&self, member: usize) -> InboundListener {
+    /// Returns the inbound listener of a member, at its current address.
+    pub(super) fn inbound_listener(&self, member: usize) -> InboundListener {
         let member_state = &self.members[member];
-        let moves = self.received.borrow().moves.get(&member_state.workload).map_or(0, Vec::len);
+        let moves = self.deliveries.borrow().moves.get(&member_state.workload).map_or(0, Vec::len);
         let port = match moves.checked_sub(1).and_then(|last| u16::try_from(last).ok()) {
-            Some(last) => FIRST_MOVE.saturating_add(last),
+            Some(last) => FIRST_MOVED_PORT.saturating_add(last),
             None => member_state.port,
         };
         InboundListener {
@@ -119,29 +120,29 @@ impl CrowdState {
     /// Moves a member to another listener address and reports it.
     pub(super) async fn move_member(&self, member: usize) -> anyhow::Result<()> {
         let member_state = &self.members[member];
-        let users = self.users_of(member).count();
+        let subscribers = self.subscribers_of(member).count();
         {
-            let mut received = self.received.borrow_mut();
-            received.moves.entry(member_state.workload.clone()).or_default().push(Instant::now());
-            received.expected += users;
+            let mut deliveries = self.deliveries.borrow_mut();
+            deliveries.moves.entry(member_state.workload.clone()).or_default().push(Instant::now());
+            deliveries.expected_count += subscribers;
         }
-        let listeners = vec![self.listener_address(member)];
+        let listeners = vec![self.inbound_listener(member)];
         Ok(member_state
             .requests
             .send(ProxyRequest::Listeners(listeners, Default::default()))
             .await?)
     }
 
-    /// Returns the members that use the service of a member.
-    pub(super) fn users_of(&self, member: usize) -> impl Iterator<Item = usize> + '_ {
+    /// Returns the indices of the members that use the service of a member.
+    pub(super) fn subscribers_of(&self, member: usize) -> impl Iterator<Item = usize> + '_ {
         let own_service = self.members[member].own_service.clone();
-        let is_user = move |member_state: &MemberState| {
+        let is_subscriber = move |member_state: &MemberState| {
             own_service.as_ref().is_some_and(|name| member_state.used_services.contains(name))
         };
         self.members
             .iter()
             .enumerate()
-            .filter(move |(_, member_state)| is_user(member_state))
+            .filter(move |(_, member_state)| is_subscriber(member_state))
             .map(|(index, _)| index)
     }
 
@@ -150,12 +151,12 @@ impl CrowdState {
         let deadline = Instant::now() + max_wait;
         loop {
             {
-                let received = self.received.borrow();
-                if received.delivered >= received.expected {
+                let deliveries = self.deliveries.borrow();
+                if deliveries.delivered_count >= deliveries.expected_count {
                     return true;
                 }
             }
-            if tokio::time::timeout_at(deadline, self.changed.notified()).await.is_err() {
+            if tokio::time::timeout_at(deadline, self.update_received.notified()).await.is_err() {
                 return false;
             }
         }
@@ -163,37 +164,37 @@ impl CrowdState {
 
     /// Returns the number of messages per member.
     pub(super) fn message_counts(&self) -> Vec<usize> {
-        self.received.borrow().messages.clone()
+        self.deliveries.borrow().messages.clone()
     }
 
-    /// Clears the latencies and the counts of deliveries.
+    /// Clears the latencies and the delivery counts.
     pub(super) fn clear_latencies(&self) {
-        let mut received = self.received.borrow_mut();
-        received.latencies = Histogram::new();
-        (received.expected, received.delivered) = (0, 0);
+        let mut deliveries = self.deliveries.borrow_mut();
+        deliveries.latencies = Histogram::new();
+        (deliveries.expected_count, deliveries.delivered_count) = (0, 0);
     }
 
     /// Returns the statistics of the deliveries since [`Self::clear_latencies`].
     pub(super) fn delivery_statistics(&self, changes: usize, elapsed: Duration) -> ChangeDelivery {
-        let received = self.received.borrow();
-        let ms = |fraction| received.latencies.quantile(fraction).as_secs_f64() * 1e3;
+        let deliveries = self.deliveries.borrow();
+        let quantile_ms = |fraction| deliveries.latencies.quantile(fraction).as_secs_f64() * 1e3;
         ChangeDelivery {
             changes,
-            missed: received.expected.saturating_sub(received.delivered),
+            missed: deliveries.expected_count.saturating_sub(deliveries.delivered_count),
             users: 0,
             to_others: 0,
-            p50_ms: ms(0.5),
-            p99_ms: ms(0.99),
-            max_ms: ms(1.0),
+            p50_ms: quantile_ms(0.5),
+            p99_ms: quantile_ms(0.99),
+            max_ms: quantile_ms(1.0),
             per_second: changes as f64 / elapsed.as_secs_f64().max(1e-9),
         }
     }
 
     /// Returns the times of configuration changes since `since`, in microseconds since the Unix epoch.
     pub(super) fn config_changes_since(&self, since: u64) -> Vec<u64> {
-        let received = self.received.borrow();
-        let changed = received.configs.iter().flatten().map(|(_, time)| *time);
-        changed.filter(|time| *time >= since).collect()
+        let deliveries = self.deliveries.borrow();
+        let change_times = deliveries.configs.iter().flatten().map(|(_, time)| *time);
+        change_times.filter(|time| *time >= since).collect()
     }
 }
 
@@ -203,5 +204,5 @@ pub(in crate::bench) fn unix_micros() -> u64 {
     u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A member's listener port after its first move: the port counts the moves. No process listens there.
-const FIRST_MOVE: u16 = 20_000;
+/// A member's listener port after its first move; each further move increments it. No process listens there.
+const FIRST_MOVED_PORT: u16 = 20_000;

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, bail};
 use tokio::time::{Instant, timeout};
 
-use super::{ConnectionMode, LOG, LoadSpec, ResultSource, RunningLoad, whole_seconds};
+use super::{ConnectionMode, LOG_FILE, LoadSpec, ResultSource, RunningLoad, whole_seconds};
 use crate::bench::child::{BenchProcess, ProcessSpec};
 use crate::bench::maven::{self, MavenProject};
 use crate::bench::rig::Rig;
@@ -41,19 +41,19 @@ pub(super) async fn start(
 ) -> anyhow::Result<RunningLoad> {
     let home = build_home(rig).await?;
     let test_plan = dir.join("plan.jmx");
-    std::fs::write(&test_plan, PLAN).context("cannot write JMeter's plan")?;
-    let spec = jmeter_spec(&home, load_spec, dir)?.with_cores(rig.load_cores.as_ref());
-    let mut child = BenchProcess::start_piped(&spec, &dir.join(LOG))?;
+    std::fs::write(&test_plan, TEST_PLAN).context("cannot write JMeter's plan")?;
+    let spec = build_jmeter_spec(&home, load_spec, dir)?.with_cores(rig.load_cores.as_ref());
+    let mut child = BenchProcess::start_piped(&spec, &dir.join(LOG_FILE))?;
     match timeout(MAX_START_WAIT, wait_until_started(&mut child)).await {
         Ok(true) => {}
         Ok(false) => bail!("JMeter did not start: {}", child.log_tail()),
         Err(_) => bail!("JMeter did not start within {MAX_START_WAIT:?}"),
     }
-    let (now, clock) = (Instant::now(), SystemTime::now());
+    let (now, wall_clock) = (Instant::now(), SystemTime::now());
     let samples = Samples {
-        file: dir.join(SAMPLES),
-        from: clock + load_spec.warm_up,
-        length: load_spec.duration,
+        file: dir.join(SAMPLES_FILE),
+        measured_from: wall_clock + load_spec.warm_up,
+        measured_duration: load_spec.duration,
     };
     Ok(RunningLoad {
         child,
@@ -72,26 +72,26 @@ async fn wait_until_started(child: &mut BenchProcess) -> bool {
     false
 }
 
-fn jmeter_spec(home: &Path, load_spec: &LoadSpec, dir: &Path) -> anyhow::Result<ProcessSpec> {
+fn build_jmeter_spec(home: &Path, load_spec: &LoadSpec, dir: &Path) -> anyhow::Result<ProcessSpec> {
     if load_spec.rate.is_some() {
         bail!("JMeter waits for responses and supports no constant rate: use --driver leno");
     }
     let [url] = load_spec.urls.as_slice() else {
         bail!("JMeter supports only one target: use --driver leno");
     };
-    let parts = url.strip_prefix("http://").and_then(|rest| {
+    let url_parts = url.strip_prefix("http://").and_then(|rest| {
         let (authority, path) = rest.split_once('/')?;
         let (host, port) = authority.rsplit_once(':')?;
         Some((host, port, path))
     });
-    let (host, port, path) = parts.with_context(|| format!("JMeter cannot request {url}"))?;
+    let (host, port, path) = url_parts.with_context(|| format!("JMeter cannot request {url}"))?;
     let mut command: Vec<OsString> = vec!["java".into()];
-    command.extend(JVM.iter().map(Into::into));
+    command.extend(JVM_OPTIONS.iter().map(Into::into));
     // Isolates JMeter from the user's preferences.
-    command.push(path_option("-Djava.util.prefs.userRoot=", dir));
+    command.push(build_path_option("-Djava.util.prefs.userRoot=", dir));
     command.extend(["-jar".into(), home.join("bin/ApacheJMeter.jar").into()]);
     command.extend(["-n".into(), "-t".into(), dir.join("plan.jmx").into()]);
-    command.extend(["-l".into(), dir.join(SAMPLES).into()]);
+    command.extend(["-l".into(), dir.join(SAMPLES_FILE).into()]);
     command.extend(["-j".into(), dir.join("jmeter.log").into()]);
     let seconds = whole_seconds(load_spec.warm_up + load_spec.duration) + 1;
     let keep_alive = load_spec.connection_mode == ConnectionMode::KeepAlive;
@@ -104,13 +104,15 @@ fn jmeter_spec(home: &Path, load_spec: &LoadSpec, dir: &Path) -> anyhow::Result<
         format!("keep_alive={keep_alive}"),
     ];
     command.extend(properties.iter().map(|property| format!("-J{property}").into()));
-    command.extend(SETTINGS.iter().map(|setting| format!("-J{setting}").into()));
-    let omitted = OMITTED_COLUMNS.iter();
-    command.extend(omitted.map(|name| format!("-Jjmeter.save.saveservice.{name}=false").into()));
+    command.extend(JMETER_PROPERTIES.iter().map(|setting| format!("-J{setting}").into()));
+    let omitted_columns = OMITTED_COLUMNS.iter();
+    command.extend(
+        omitted_columns.map(|name| format!("-Jjmeter.save.saveservice.{name}=false").into()),
+    );
     Ok(ProcessSpec::new(command))
 }
 
-fn path_option(name: &str, path: &Path) -> OsString {
+fn build_path_option(name: &str, path: &Path) -> OsString {
     let mut option = OsString::from(name);
     option.push(path);
     option
@@ -123,8 +125,8 @@ pub(super) const DESCRIPTION: &str =
 pub(super) const STARTUP_TIME: Duration = Duration::from_secs(5);
 /// The startup timeout, for a busy machine.
 const MAX_START_WAIT: Duration = Duration::from_secs(60);
-const SAMPLES: &str = "samples.csv";
-const PLAN: &str = include_str!("../../../../../deploy/bench/jmeter/plan.jmx");
+const SAMPLES_FILE: &str = "samples.csv";
+const TEST_PLAN: &str = include_str!("../../../../../deploy/bench/jmeter/plan.jmx");
 const PROJECT: MavenProject = MavenProject {
     name: "jmeter",
     about: "Apache JMeter 5.6.3",
@@ -132,7 +134,7 @@ const PROJECT: MavenProject = MavenProject {
     product: "target/home",
 };
 /// Memory and garbage collector as in JMeter's own script.
-const JVM: &[&str] = &[
+const JVM_OPTIONS: &[&str] = &[
     "-Xms1g",
     "-Xmx1g",
     "-XX:MaxMetaspaceSize=256m",
@@ -141,7 +143,7 @@ const JVM: &[&str] = &[
     "-XX:G1ReservePercent=20",
     "-Djava.awt.headless=true",
 ];
-const SETTINGS: &[&str] = &[
+const JMETER_PROPERTIES: &[&str] = &[
     // Disables the port for shutdown commands.
     "jmeterengine.nongui.port=0",
     "sampleresult.timestamp.start=true",
@@ -184,9 +186,9 @@ mod tests {
     #[test]
     fn jmeter_gets_every_setting_and_no_unsupported_one() {
         let (home, dir) = (Path::new("/home"), Path::new("/run"));
-        assert!(jmeter_spec(home, &constant_rate_spec(), dir).is_err());
+        assert!(build_jmeter_spec(home, &constant_rate_spec(), dir).is_err());
         let closed = LoadSpec { rate: None, ..constant_rate_spec() };
-        let arguments = jmeter_spec(home, &closed, dir).unwrap().command;
+        let arguments = build_jmeter_spec(home, &closed, dir).unwrap().command;
         for expected in [
             "/home/bin/ApacheJMeter.jar",
             "-Jhost=127.0.0.1",
@@ -204,6 +206,6 @@ mod tests {
             );
         }
         let two_targets = LoadSpec { urls: vec![String::new(), String::new()], ..closed };
-        assert!(jmeter_spec(home, &two_targets, dir).is_err());
+        assert!(build_jmeter_spec(home, &two_targets, dir).is_err());
     }
 }

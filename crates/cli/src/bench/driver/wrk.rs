@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context as _, bail};
 use tokio::time::Instant;
 
-use super::{ConnectionMode, LOG, LoadSpec, ResultSource, RunningLoad, whole_seconds};
+use super::{ConnectionMode, LOG_FILE, LoadSpec, ResultSource, RunningLoad, whole_seconds};
 use crate::bench::child::{BenchProcess, ProcessSpec};
 use crate::bench::rig::Rig;
 
@@ -19,21 +19,27 @@ pub(super) async fn start(
     dir: &Path,
 ) -> anyhow::Result<RunningLoad> {
     let script = dir.join("report.lua");
-    std::fs::write(&script, REPORT).context("cannot write wrk's script")?;
-    let log = dir.join(LOG);
-    let run = |length| {
+    std::fs::write(&script, REPORT_SCRIPT).context("cannot write wrk's script")?;
+    let log = dir.join(LOG_FILE);
+    let build_run_spec = |length| {
         anyhow::Ok(
-            launch_wrk(load_spec, &script, whole_seconds(length))?
+            build_wrk_spec(load_spec, &script, whole_seconds(length))?
                 .with_cores(rig.load_cores.as_ref()),
         )
     };
     // wrk measures from its start: the warm-up is a separate run.
-    BenchProcess::start_piped(&run(load_spec.warm_up)?, &log)?.wait_with_output().await?;
-    let child = BenchProcess::start_piped(&run(load_spec.duration)?, &log)?;
+    BenchProcess::start_piped(&build_run_spec(load_spec.warm_up)?, &log)?
+        .wait_with_output()
+        .await?;
+    let child = BenchProcess::start_piped(&build_run_spec(load_spec.duration)?, &log)?;
     Ok(RunningLoad { child, measured_from: Instant::now(), results: ResultSource::Printed })
 }
 
-fn launch_wrk(load_spec: &LoadSpec, script: &Path, seconds: u64) -> anyhow::Result<ProcessSpec> {
+fn build_wrk_spec(
+    load_spec: &LoadSpec,
+    script: &Path,
+    seconds: u64,
+) -> anyhow::Result<ProcessSpec> {
     if load_spec.rate.is_some() {
         bail!("wrk supports no constant rate: use --driver leno");
     }
@@ -53,7 +59,7 @@ fn launch_wrk(load_spec: &LoadSpec, script: &Path, seconds: u64) -> anyhow::Resu
 }
 
 /// Makes wrk report its results in the format of `leno load`.
-const REPORT: &str = r#"
+const REPORT_SCRIPT: &str = r#"
 function done(summary, latency, requests)
   local e = summary.errors
   local failed = e.connect + e.read + e.write + e.timeout + e.status
@@ -76,10 +82,10 @@ mod tests {
     #[test]
     fn unsupported_settings_are_rejected_for_wrk() {
         let script = Path::new("report.lua");
-        assert!(launch_wrk(&constant_rate_spec(), script, 2).is_err());
+        assert!(build_wrk_spec(&constant_rate_spec(), script, 2).is_err());
         let closed = LoadSpec { rate: None, ..constant_rate_spec() };
-        launch_wrk(&closed, script, 2).unwrap();
+        build_wrk_spec(&closed, script, 2).unwrap();
         let two_targets = LoadSpec { urls: vec![String::new(), String::new()], ..closed };
-        assert!(launch_wrk(&two_targets, script, 2).is_err());
+        assert!(build_wrk_spec(&two_targets, script, 2).is_err());
     }
 }

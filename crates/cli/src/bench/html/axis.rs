@@ -9,7 +9,7 @@ pub(in crate::bench) enum AxisScale {
     Logarithmic,
 }
 
-/// An axis from one value to another, over a length.
+/// An axis that maps the values between `from` and `to` to positions between 0 and `length`.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ChartAxis {
     scale: AxisScale,
@@ -37,11 +37,11 @@ impl ChartAxis {
     }
 
     fn linear(largest: f64, length: f64) -> Self {
-        let rough = largest / TICKS;
-        let power = 10f64.powf(rough.log10().floor());
+        let min_step = largest / TARGET_TICK_COUNT;
+        let power = 10f64.powf(min_step.log10().floor());
         let step = [1.0, 2.0, 2.5, 5.0, 10.0].map(|factor| factor * power);
-        let step = step.into_iter().find(|step| *step >= rough).unwrap_or(rough);
-        let count = (largest / step).ceil().clamp(1.0, 2.0 * TICKS);
+        let step = step.into_iter().find(|step| *step >= min_step).unwrap_or(min_step);
+        let count = (largest / step).ceil().clamp(1.0, 2.0 * TARGET_TICK_COUNT);
         let ticks = (0..=count as u32).map(|index| f64::from(index) * step).collect();
         Self { scale: AxisScale::Linear, from: 0.0, to: count * step, length, ticks }
     }
@@ -80,8 +80,9 @@ impl ChartAxis {
     }
 }
 
-const TICKS: f64 = 4.0;
-/// Latencies range from a microsecond to minutes.
+/// The approximate number of intervals between the ticks of a linear axis.
+const TARGET_TICK_COUNT: f64 = 4.0;
+/// The maximum number of decades of a logarithmic axis: latencies range from a microsecond to minutes.
 const MAX_DECADES: i32 = 9;
 
 #[cfg(test)]
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_round_and_hold_all_values() {
+    fn ticks_are_round_and_span_all_values() {
         let axis = ChartAxis::from_values([3.0, 97.0], AxisScale::Linear, 100.0);
         assert_eq!(axis.ticks, [0.0, 25.0, 50.0, 75.0, 100.0]);
         assert_eq!(

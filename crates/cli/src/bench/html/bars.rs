@@ -1,4 +1,4 @@
-//! Bar charts: one figure per contender, with the range of its repeats.
+//! Bar charts: one bar per contender, with the range of its repeats.
 
 use std::fmt::Write as _;
 
@@ -10,13 +10,13 @@ pub(super) struct BarChart<'a> {
     pub(super) bars: Vec<Bar<'a>>,
 }
 
-/// One contender.
+/// The bar of one contender.
 pub(super) struct Bar<'a> {
     pub(super) label: &'a str,
     /// The index of its color.
     pub(super) color: usize,
-    /// Its named parts.
-    pub(super) parts: Vec<(String, f64)>,
+    /// Its segments from left to right, each with a name and a value.
+    pub(super) segments: Vec<(String, f64)>,
     /// The minimum and maximum of the repeats.
     pub(super) range: Option<(f64, f64)>,
     /// A note after the figure, such as a ratio.
@@ -25,27 +25,31 @@ pub(super) struct Bar<'a> {
 
 impl Bar<'_> {
     fn sum(&self) -> f64 {
-        self.parts.iter().map(|(_, value)| value).sum()
+        self.segments.iter().map(|(_, value)| value).sum()
     }
 }
 
 impl BarChart<'_> {
     /// Renders the plot as SVG.
     pub(super) fn to_svg(&self, title: &str) -> String {
-        let height = TOP + ROW * self.bars.len() as f64 + BOTTOM;
+        let height = MARGIN_TOP + ROW_HEIGHT * self.bars.len() as f64 + MARGIN_BOTTOM;
         let largest = self.bars.iter().map(|bar| bar.range.map_or(0.0, |r| r.1).max(bar.sum()));
-        let axis = ChartAxis::from_values(largest, AxisScale::Linear, WIDTH - LEFT - RIGHT);
+        let axis = ChartAxis::from_values(
+            largest,
+            AxisScale::Linear,
+            CHART_WIDTH - MARGIN_LEFT - MARGIN_RIGHT,
+        );
         let mut svg = format!(
-            "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">",
+            "<svg viewBox=\"0 0 {CHART_WIDTH} {height}\" role=\"img\" aria-label=\"{}\">",
             escape(title)
         );
         for value in &axis.ticks {
-            let x = LEFT + axis.position(*value);
-            let bottom = height - BOTTOM;
-            push(
+            let x = MARGIN_LEFT + axis.position(*value);
+            let bottom = height - MARGIN_BOTTOM;
+            write_svg(
                 &mut svg,
                 format_args!(
-                    "<line class=\"grid-line\" x1=\"{x:.1}\" y1=\"{TOP}\" x2=\"{x:.1}\" \
+                    "<line class=\"grid-line\" x1=\"{x:.1}\" y1=\"{MARGIN_TOP}\" x2=\"{x:.1}\" \
                      y2=\"{bottom}\"/><text class=\"tick\" x=\"{x:.1}\" y=\"{:.1}\" \
                      text-anchor=\"middle\">{}</text>",
                     bottom + 15.0,
@@ -54,7 +58,7 @@ impl BarChart<'_> {
             );
         }
         for (index, bar) in self.bars.iter().enumerate() {
-            bar_to_svg(&mut svg, bar, &axis, TOP + ROW * index as f64);
+            bar_to_svg(&mut svg, bar, &axis, MARGIN_TOP + ROW_HEIGHT * index as f64);
         }
         svg.push_str("</svg>");
         svg
@@ -62,28 +66,29 @@ impl BarChart<'_> {
 }
 
 fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &ChartAxis, top: f64) {
-    let middle = top + ROW / 2.0;
-    push(
+    let middle = top + ROW_HEIGHT / 2.0;
+    write_svg(
         svg,
         format_args!(
             "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-            LEFT - 10.0,
+            MARGIN_LEFT - 10.0,
             middle + 4.0,
             escape(bar.label)
         ),
     );
     let mut start = 0.0;
-    for (index, (name, value)) in bar.parts.iter().enumerate() {
-        let (x, end) = (LEFT + axis.position(start), LEFT + axis.position(start + value));
-        let shade = index.min(SHADES);
-        push(
+    for (index, (name, value)) in bar.segments.iter().enumerate() {
+        let (x, end) =
+            (MARGIN_LEFT + axis.position(start), MARGIN_LEFT + axis.position(start + value));
+        let shade = index.min(SHADE_COUNT);
+        write_svg(
             svg,
             format_args!(
                 "<rect class=\"f{} shade{shade}\" x=\"{x:.1}\" y=\"{:.1}\" width=\"{:.1}\" \
-                 height=\"{BAR}\" rx=\"2.5\"><title>{}: {}</title></rect>",
-                bar.color % COLORS,
-                middle - BAR / 2.0,
-                (end - x - GAP).max(0.8),
+                 height=\"{BAR_HEIGHT}\" rx=\"2.5\"><title>{}: {}</title></rect>",
+                bar.color % COLOR_COUNT,
+                middle - BAR_HEIGHT / 2.0,
+                (end - x - SEGMENT_GAP).max(0.8),
                 escape(name),
                 format_figure(*value)
             ),
@@ -91,11 +96,11 @@ fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &ChartAxis, top: f64) {
         start += value;
     }
     let sum = bar.sum();
-    let mut right = LEFT + axis.position(sum);
+    let mut right = MARGIN_LEFT + axis.position(sum);
     if let Some((min, max)) = bar.range.filter(|(min, max)| max > min) {
-        let (x1, x2) = (LEFT + axis.position(min), LEFT + axis.position(max));
+        let (x1, x2) = (MARGIN_LEFT + axis.position(min), MARGIN_LEFT + axis.position(max));
         right = right.max(x2);
-        push(
+        write_svg(
             svg,
             format_args!(
                 "<path class=\"whisker\" fill=\"none\" d=\"M{x1:.1} {middle}H{x2:.1}M{x1:.1} {a:.1}V{b:.1}M{x2:.1} \
@@ -108,7 +113,7 @@ fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &ChartAxis, top: f64) {
         );
     }
     let value = if sum > 0.0 { format_figure(sum) } else { "none".to_owned() };
-    push(
+    write_svg(
         svg,
         format_args!(
             "<text x=\"{:.1}\" y=\"{:.1}\"><tspan class=\"value\">{value}</tspan><tspan \
@@ -120,21 +125,21 @@ fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &ChartAxis, top: f64) {
     );
 }
 
-fn push(svg: &mut String, part: std::fmt::Arguments<'_>) {
+fn write_svg(svg: &mut String, part: std::fmt::Arguments<'_>) {
     svg.write_fmt(part).expect("writing to a String never fails");
 }
 
 /// The number of colors in the style sheet.
-pub(super) const COLORS: usize = 8;
+pub(super) const COLOR_COUNT: usize = 8;
 /// The number of shades of a color in addition to the full one.
-const SHADES: usize = 3;
-const WIDTH: f64 = 520.0;
-const LEFT: f64 = 78.0;
+const SHADE_COUNT: usize = 3;
+const CHART_WIDTH: f64 = 520.0;
+const MARGIN_LEFT: f64 = 78.0;
 /// Space for the figure after the longest bar.
-const RIGHT: f64 = 104.0;
-const TOP: f64 = 6.0;
-const BOTTOM: f64 = 24.0;
-const ROW: f64 = 30.0;
-const BAR: f64 = 16.0;
-/// The gap between the parts of a bar.
-const GAP: f64 = 1.0;
+const MARGIN_RIGHT: f64 = 104.0;
+const MARGIN_TOP: f64 = 6.0;
+const MARGIN_BOTTOM: f64 = 24.0;
+const ROW_HEIGHT: f64 = 30.0;
+const BAR_HEIGHT: f64 = 16.0;
+/// The gap between the segments of a bar.
+const SEGMENT_GAP: f64 = 1.0;

@@ -1,9 +1,9 @@
-//! Grouped bar charts: one figure per contender, in unrelated cases.
+//! Grouped bar charts: one group per case, with one bar per contender.
 
 use std::fmt::Write as _;
 
 use super::axis::{AxisScale, ChartAxis};
-use super::bars::COLORS;
+use super::bars::COLOR_COUNT;
 use crate::bench::figures::{escape, format_figure};
 
 /// Groups of bars, from top to bottom.
@@ -28,9 +28,13 @@ impl GroupedBarChart {
     pub(super) fn to_svg(&self, title: &str) -> String {
         let height: f64 = self.0.iter().map(BarGroup::height).sum();
         let values = self.0.iter().flat_map(|group| group.bars.iter().map(|bar| bar.value));
-        let axis = ChartAxis::from_values(values, AxisScale::Linear, WIDTH - LEFT - RIGHT);
+        let axis = ChartAxis::from_values(
+            values,
+            AxisScale::Linear,
+            CHART_WIDTH - MARGIN_LEFT - MARGIN_RIGHT,
+        );
         let mut svg = format!(
-            "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">",
+            "<svg viewBox=\"0 0 {CHART_WIDTH} {height}\" role=\"img\" aria-label=\"{}\">",
             escape(title)
         );
         let mut top = 0.0;
@@ -45,32 +49,32 @@ impl GroupedBarChart {
 
 impl BarGroup {
     fn height(&self) -> f64 {
-        HEADING + ROW * self.bars.len() as f64 + SPACE
+        HEADING_HEIGHT + ROW_HEIGHT * self.bars.len() as f64 + GROUP_GAP
     }
 
     fn draw(&self, svg: &mut String, axis: &ChartAxis, top: f64) {
         let heading = format_args!(
             "<text class=\"tick\" x=\"0\" y=\"{:.1}\">{}</text>",
-            top + HEADING - 6.0,
+            top + HEADING_HEIGHT - 6.0,
             escape(&self.label)
         )
         .to_string();
         svg.push_str(&heading);
         for (index, bar) in self.bars.iter().enumerate() {
-            let middle = top + HEADING + ROW * (index as f64 + 0.5);
+            let middle = top + HEADING_HEIGHT + ROW_HEIGHT * (index as f64 + 0.5);
             let width = axis.position(bar.value).max(0.8);
             let result = write!(
                 svg,
                 "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text><rect \
-                 class=\"f{}\" x=\"{LEFT}\" y=\"{:.1}\" width=\"{width:.1}\" \
-                 height=\"{BAR}\" rx=\"2.5\"/><text class=\"value\" x=\"{:.1}\" \
+                 class=\"f{}\" x=\"{MARGIN_LEFT}\" y=\"{:.1}\" width=\"{width:.1}\" \
+                 height=\"{BAR_HEIGHT}\" rx=\"2.5\"/><text class=\"value\" x=\"{:.1}\" \
                  y=\"{:.1}\">{}</text>",
-                LEFT - 10.0,
+                MARGIN_LEFT - 10.0,
                 middle + 4.0,
                 escape(&bar.label),
-                bar.color % COLORS,
-                middle - BAR / 2.0,
-                LEFT + width + 8.0,
+                bar.color % COLOR_COUNT,
+                middle - BAR_HEIGHT / 2.0,
+                MARGIN_LEFT + width + 8.0,
                 middle + 4.0,
                 format_figure(bar.value)
             );
@@ -79,11 +83,11 @@ impl BarGroup {
     }
 }
 
-const WIDTH: f64 = 520.0;
-const LEFT: f64 = 78.0;
+const CHART_WIDTH: f64 = 520.0;
+const MARGIN_LEFT: f64 = 78.0;
 /// Space for the figure after the longest bar.
-const RIGHT: f64 = 70.0;
-const HEADING: f64 = 22.0;
-const ROW: f64 = 21.0;
-const BAR: f64 = 13.0;
-const SPACE: f64 = 8.0;
+const MARGIN_RIGHT: f64 = 70.0;
+const HEADING_HEIGHT: f64 = 22.0;
+const ROW_HEIGHT: f64 = 21.0;
+const BAR_HEIGHT: f64 = 13.0;
+const GROUP_GAP: f64 = 8.0;

@@ -1,20 +1,20 @@
-//! Line charts: one figure per contender, over cases or percentiles.
+//! Line charts: one line per contender, over cases or percentiles.
 
 use std::fmt::Write as _;
 
 use super::axis::{AxisScale, ChartAxis};
-use super::bars::COLORS;
+use super::bars::COLOR_COUNT;
 use crate::bench::figures::{escape, format_figure, format_tick};
 
 /// One line per contender.
 pub(super) struct LineChart<'a> {
     /// The labels of the x axis, from left to right.
-    pub(super) x: Vec<&'a str>,
+    pub(super) x_labels: Vec<&'a str>,
     pub(super) lines: Vec<ChartLine<'a>>,
     pub(super) scale: AxisScale,
 }
 
-/// One contender.
+/// The line of one contender.
 pub(super) struct ChartLine<'a> {
     pub(super) label: &'a str,
     /// The index of its color.
@@ -27,33 +27,34 @@ impl LineChart<'_> {
     /// Renders the plot as SVG.
     pub(super) fn to_svg(&self, title: &str) -> String {
         let values = self.lines.iter().flat_map(|line| line.points.iter().flatten().copied());
-        let axis = ChartAxis::from_values(values, self.scale, HEIGHT - TOP - BOTTOM);
+        let axis =
+            ChartAxis::from_values(values, self.scale, CHART_HEIGHT - MARGIN_TOP - MARGIN_BOTTOM);
         let mut svg = format!(
-            "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
+            "<svg viewBox=\"0 0 {CHART_WIDTH} {CHART_HEIGHT}\" role=\"img\" aria-label=\"{}\">",
             escape(title)
         );
         for value in &axis.ticks {
             let y = y_position(&axis, *value);
-            push(
+            write_svg(
                 &mut svg,
                 format_args!(
-                    "<line class=\"grid-line\" x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{:.1}\" \
+                    "<line class=\"grid-line\" x1=\"{MARGIN_LEFT}\" y1=\"{y:.1}\" x2=\"{:.1}\" \
                      y2=\"{y:.1}\"/><text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\" \
                      text-anchor=\"end\">{}</text>",
-                    WIDTH - RIGHT,
-                    LEFT - 8.0,
+                    CHART_WIDTH - MARGIN_RIGHT,
+                    MARGIN_LEFT - 8.0,
                     y + 4.0,
                     format_tick(*value)
                 ),
             );
         }
-        for (index, label) in self.x.iter().enumerate() {
-            push(
+        for (index, label) in self.x_labels.iter().enumerate() {
+            write_svg(
                 &mut svg,
                 format_args!(
                     "<text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
                     self.x_position(index),
-                    HEIGHT - BOTTOM + 18.0,
+                    CHART_HEIGHT - MARGIN_BOTTOM + 18.0,
                     escape(label)
                 ),
             );
@@ -61,21 +62,21 @@ impl LineChart<'_> {
         for line in &self.lines {
             self.draw_line(&mut svg, line, &axis);
         }
-        self.draw_names(&mut svg, &axis);
+        self.draw_labels(&mut svg, &axis);
         svg.push_str("</svg>");
         svg
     }
 
     fn x_position(&self, index: usize) -> f64 {
-        let width = WIDTH - LEFT - RIGHT - 2.0 * INSET;
-        match self.x.len() {
-            0 | 1 => LEFT + INSET + width / 2.0,
-            count => LEFT + INSET + width * index as f64 / (count - 1) as f64,
+        let width = CHART_WIDTH - MARGIN_LEFT - MARGIN_RIGHT - 2.0 * POINT_INSET;
+        match self.x_labels.len() {
+            0 | 1 => MARGIN_LEFT + POINT_INSET + width / 2.0,
+            count => MARGIN_LEFT + POINT_INSET + width * index as f64 / (count - 1) as f64,
         }
     }
 
     fn draw_line(&self, svg: &mut String, line: &ChartLine<'_>, axis: &ChartAxis) {
-        let color = line.color % COLORS;
+        let color = line.color % COLOR_COUNT;
         let mut path = String::new();
         let mut is_connected = false;
         for (index, point) in line.points.iter().enumerate() {
@@ -85,7 +86,7 @@ impl LineChart<'_> {
             };
             let command = if is_connected { 'L' } else { 'M' };
             is_connected = true;
-            push(
+            write_svg(
                 &mut path,
                 format_args!(
                     "{command}{:.1} {:.1}",
@@ -94,12 +95,12 @@ impl LineChart<'_> {
                 ),
             );
         }
-        push(svg, format_args!("<path class=\"line s{color}\" d=\"{path}\"/>"));
+        write_svg(svg, format_args!("<path class=\"line s{color}\" d=\"{path}\"/>"));
         for (index, value) in line.points.iter().enumerate() {
             let Some(value) = value else {
                 continue;
             };
-            push(
+            write_svg(
                 svg,
                 format_args!(
                     "<circle class=\"dot f{color}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\">\
@@ -107,37 +108,37 @@ impl LineChart<'_> {
                     self.x_position(index),
                     y_position(axis, *value),
                     escape(line.label),
-                    escape(self.x.get(index).copied().unwrap_or_default()),
+                    escape(self.x_labels.get(index).copied().unwrap_or_default()),
                     format_figure(*value)
                 ),
             );
         }
     }
 
-    /// Draws names at the ends of lines, moved apart where they overlap.
-    fn draw_names(&self, svg: &mut String, axis: &ChartAxis) {
-        let last = |line: &ChartLine<'_>| line.points.iter().rev().flatten().next().copied();
-        let mut ends: Vec<(f64, &ChartLine<'_>)> = self
+    /// Draws the labels at the ends of lines, moved apart where they overlap.
+    fn draw_labels(&self, svg: &mut String, axis: &ChartAxis) {
+        let last_value = |line: &ChartLine<'_>| line.points.iter().rev().flatten().next().copied();
+        let mut line_ends: Vec<(f64, &ChartLine<'_>)> = self
             .lines
             .iter()
-            .filter_map(|line| Some((y_position(axis, last(line)?), line)))
+            .filter_map(|line| Some((y_position(axis, last_value(line)?), line)))
             .collect();
-        ends.sort_by(|a, b| a.0.total_cmp(&b.0));
+        line_ends.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut previous_y = f64::NEG_INFINITY;
-        // The first name starts high enough that the last one stays inside the plot.
-        let lowest = HEIGHT - BOTTOM;
-        let count = ends.len();
-        for (index, (y, line)) in ends.into_iter().enumerate() {
-            let space_below = (count - index - 1) as f64 * NAME_HEIGHT;
-            let y = y.min(lowest - space_below).max(previous_y + NAME_HEIGHT);
+        // The first label starts high enough that the last one stays inside the plot.
+        let lowest = CHART_HEIGHT - MARGIN_BOTTOM;
+        let count = line_ends.len();
+        for (index, (y, line)) in line_ends.into_iter().enumerate() {
+            let space_below = (count - index - 1) as f64 * LABEL_HEIGHT;
+            let y = y.min(lowest - space_below).max(previous_y + LABEL_HEIGHT);
             previous_y = y;
-            push(
+            write_svg(
                 svg,
                 format_args!(
                     "<text class=\"value f{}\" style=\"fill:var(--c{0})\" x=\"{:.1}\" \
                      y=\"{:.1}\">{}</text>",
-                    line.color % COLORS,
-                    WIDTH - RIGHT + 4.0,
+                    line.color % COLOR_COUNT,
+                    CHART_WIDTH - MARGIN_RIGHT + 4.0,
                     y + 4.0,
                     escape(line.label)
                 ),
@@ -147,20 +148,20 @@ impl LineChart<'_> {
 }
 
 fn y_position(axis: &ChartAxis, value: f64) -> f64 {
-    HEIGHT - BOTTOM - axis.position(value)
+    CHART_HEIGHT - MARGIN_BOTTOM - axis.position(value)
 }
 
-fn push(svg: &mut String, part: std::fmt::Arguments<'_>) {
+fn write_svg(svg: &mut String, part: std::fmt::Arguments<'_>) {
     svg.write_fmt(part).expect("writing to a String never fails");
 }
 
-const WIDTH: f64 = 520.0;
-const HEIGHT: f64 = 250.0;
-const LEFT: f64 = 46.0;
-/// Space for the names of contenders.
-const RIGHT: f64 = 86.0;
-const TOP: f64 = 12.0;
-const BOTTOM: f64 = 28.0;
-/// Between the sides and the first and last point.
-const INSET: f64 = 20.0;
-const NAME_HEIGHT: f64 = 14.0;
+const CHART_WIDTH: f64 = 520.0;
+const CHART_HEIGHT: f64 = 250.0;
+const MARGIN_LEFT: f64 = 46.0;
+/// Space for the labels of the lines.
+const MARGIN_RIGHT: f64 = 86.0;
+const MARGIN_TOP: f64 = 12.0;
+const MARGIN_BOTTOM: f64 = 28.0;
+/// The gap between the sides and the first and last point.
+const POINT_INSET: f64 = 20.0;
+const LABEL_HEIGHT: f64 = 14.0;

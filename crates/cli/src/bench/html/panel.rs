@@ -10,28 +10,28 @@ use crate::bench::report::{CaseReport, PlotData, PlotKind, SuiteReport};
 
 /// Renders the plots of a case, side by side.
 pub(super) fn render_case(report: &SuiteReport, case: &CaseReport) -> String {
-    let members = panel_members(report, case);
+    let contenders = panel_contenders(report, case);
     let plots = [
         render_figure(
             "CPU per request",
             "µs of CPU time, all proxies of a contender together; shades: one proxy each; fine lines: \
              minimum to maximum of the repeats. Less is better",
-            &cpu_bars(&members).to_svg("CPU per request"),
+            &cpu_bars(&contenders).to_svg("CPU per request"),
         ),
         render_figure(
             "Throughput",
             "requests per second. More is better",
-            &throughput_bars(&members).to_svg("Throughput"),
+            &throughput_bars(&contenders).to_svg("Throughput"),
         ),
         render_figure(
             "Latency",
             "milliseconds, measured at the client, by percentile; logarithmic. Lower is better",
-            &latency_lines(&members).to_svg("Latency"),
+            &latency_lines(&contenders).to_svg("Latency"),
         ),
         render_figure(
             "Memory under load",
             "private MiB of the proxies of a contender; shades: one proxy each. Less is better",
-            &memory_bars(&members).to_svg("Memory under load"),
+            &memory_bars(&contenders).to_svg("Memory under load"),
         ),
     ];
     format!("<div class=\"grid\">{}</div>", plots.concat())
@@ -46,8 +46,8 @@ pub(super) fn render_plot(report: &SuiteReport, plot: &PlotData) -> String {
                 color: contender_color(report, label),
                 points: points.clone(),
             });
-            let x = plot.x.iter().map(String::as_str).collect();
-            LineChart { x, lines: lines.collect(), scale }.to_svg(&plot.title)
+            let x_labels = plot.x_labels.iter().map(String::as_str).collect();
+            LineChart { x_labels, lines: lines.collect(), scale }.to_svg(&plot.title)
         }
         PlotKind::Bars => {
             let group = |(index, label): (usize, &'_ String)| {
@@ -58,7 +58,8 @@ pub(super) fn render_plot(report: &SuiteReport, plot: &PlotData) -> String {
                 });
                 BarGroup { label: label.clone(), bars: bars.collect() }
             };
-            GroupedBarChart(plot.x.iter().enumerate().map(group).collect()).to_svg(&plot.title)
+            GroupedBarChart(plot.x_labels.iter().enumerate().map(group).collect())
+                .to_svg(&plot.title)
         }
     };
     render_figure(&plot.title, &plot.about, &svg)
@@ -80,42 +81,43 @@ pub(super) fn contender_color(report: &SuiteReport, name: &str) -> usize {
     CONTENDER_COLORS.len() + position.unwrap_or(0)
 }
 
-/// A contender in a case.
+/// A contender with its results in a case.
 struct PanelContender<'a> {
     name: &'a str,
     color: usize,
     outcome: &'a ContenderOutcome,
 }
 
-fn panel_members<'a>(report: &'a SuiteReport, case: &'a CaseReport) -> Vec<PanelContender<'a>> {
-    let member = |name: &'a str| {
+fn panel_contenders<'a>(report: &'a SuiteReport, case: &'a CaseReport) -> Vec<PanelContender<'a>> {
+    let panel_contender = |name: &'a str| {
         let outcome = case.contenders.get(name)?;
         Some(PanelContender { name, color: contender_color(report, name), outcome })
     };
-    report.contenders.iter().filter_map(|contender| member(&contender.name)).collect()
+    report.contenders.iter().filter_map(|contender| panel_contender(&contender.name)).collect()
 }
 
-fn cpu_bars<'a>(members: &[PanelContender<'a>]) -> BarChart<'a> {
-    build_bars(members.iter().filter(|member| member.has_proxies()), |member| {
-        let cost = &member.outcome.cpu_us_per_request;
-        let parts = cost.processes.iter().map(|(name, value)| (name.clone(), *value)).collect();
-        (parts, "cpu_us_per_request")
+fn cpu_bars<'a>(contenders: &[PanelContender<'a>]) -> BarChart<'a> {
+    build_bars(contenders.iter().filter(|contender| contender.has_proxies()), |contender| {
+        let cost = &contender.outcome.cpu_us_per_request;
+        let segments = cost.processes.iter().map(|(name, value)| (name.clone(), *value)).collect();
+        (segments, "cpu_us_per_request")
     })
 }
 
-fn throughput_bars<'a>(members: &[PanelContender<'a>]) -> BarChart<'a> {
-    build_bars(members.iter(), |member| {
-        (vec![("requests per second".to_owned(), member.outcome.rps)], "rps")
+fn throughput_bars<'a>(contenders: &[PanelContender<'a>]) -> BarChart<'a> {
+    build_bars(contenders.iter(), |contender| {
+        (vec![("requests per second".to_owned(), contender.outcome.rps)], "rps")
     })
 }
 
-fn memory_bars<'a>(members: &[PanelContender<'a>]) -> BarChart<'a> {
-    let mut chart = build_bars(members.iter().filter(|member| member.has_proxies()), |member| {
-        let memory = &member.outcome.memory_kib;
-        let mib = |kib: u64| kib as f64 / 1024.0;
-        let parts = memory.processes.iter().map(|(name, kib)| (name.clone(), mib(*kib)));
-        (parts.collect(), "load_private")
-    });
+fn memory_bars<'a>(contenders: &[PanelContender<'a>]) -> BarChart<'a> {
+    let mut chart =
+        build_bars(contenders.iter().filter(|contender| contender.has_proxies()), |contender| {
+            let memory = &contender.outcome.memory_kib;
+            let mib = |kib: u64| kib as f64 / 1024.0;
+            let segments = memory.processes.iter().map(|(name, kib)| (name.clone(), mib(*kib)));
+            (segments.collect(), "load_private")
+        });
     for bar in &mut chart.bars {
         bar.range = None;
     }
@@ -123,41 +125,41 @@ fn memory_bars<'a>(members: &[PanelContender<'a>]) -> BarChart<'a> {
 }
 
 fn build_bars<'a, 'm>(
-    members: impl Iterator<Item = &'m PanelContender<'a>>,
-    parts_of: impl Fn(&PanelContender<'a>) -> (Vec<(String, f64)>, &'static str),
+    contenders: impl Iterator<Item = &'m PanelContender<'a>>,
+    read_segments: impl Fn(&PanelContender<'a>) -> (Vec<(String, f64)>, &'static str),
 ) -> BarChart<'a>
 where
     'a: 'm,
 {
-    let bar = |member: &PanelContender<'a>| {
-        let (parts, figure) = parts_of(member);
-        let outcome = member.outcome;
+    let bar = |contender: &PanelContender<'a>| {
+        let (segments, figure) = read_segments(contender);
+        let outcome = contender.outcome;
         let ratio = outcome.ratio_to_baseline(figure).filter(|ratio| *ratio != 1.0);
         let range = outcome.range.get(figure).map(|range| (range.min, range.max));
         Bar {
-            label: member.name,
-            color: member.color,
-            parts,
+            label: contender.name,
+            color: contender.color,
+            segments,
             range,
             note: ratio.map(|ratio| format!("× {ratio:.2}")).unwrap_or_default(),
         }
     };
-    BarChart { bars: members.map(bar).collect() }
+    BarChart { bars: contenders.map(bar).collect() }
 }
 
-fn latency_lines<'a>(members: &[PanelContender<'a>]) -> LineChart<'a> {
-    let line = |member: &PanelContender<'a>| {
-        let latency = &member.outcome.latency_ms;
+fn latency_lines<'a>(contenders: &[PanelContender<'a>]) -> LineChart<'a> {
+    let line = |contender: &PanelContender<'a>| {
+        let latency = &contender.outcome.latency_ms;
         let points = [latency.p50, latency.p90, latency.p95, latency.p99, latency.p999];
         ChartLine {
-            label: member.name,
-            color: member.color,
+            label: contender.name,
+            color: contender.color,
             points: points.map(|ms| (ms > 0.0).then_some(ms)).to_vec(),
         }
     };
     LineChart {
-        x: vec!["p50", "p90", "p95", "p99", "p99.9"],
-        lines: members.iter().map(line).collect(),
+        x_labels: vec!["p50", "p90", "p95", "p99", "p99.9"],
+        lines: contenders.iter().map(line).collect(),
         scale: AxisScale::Logarithmic,
     }
 }
@@ -178,5 +180,5 @@ fn render_figure(title: &str, about: &str, svg: &str) -> String {
 
 /// Well-known contenders have the same colors in all reports.
 const CONTENDER_COLORS: [&str; 6] = ["leno", "envoy", "haproxy", "nginx", "none", "floor"];
-/// Names of lines other than contenders.
+/// Default policies, which are the lines in plots of the suite `scale`.
 const MODE_COLORS: [&str; 2] = ["deny", "allow"];

@@ -1,4 +1,4 @@
-//! Tables of a page.
+//! HTML tables of a report page.
 
 use serde_json::Value;
 
@@ -41,9 +41,9 @@ fn render_row(name: &str, color: usize, outcome: &ContenderOutcome) -> String {
             .map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"))
     };
     let latency = &outcome.latency_ms;
-    let mib = |kib: u64| or_dash(kib as f64 / 1024.0);
+    let mib = |kib: u64| format_or_dash(kib as f64 / 1024.0);
     let cells = [
-        or_dash(outcome.cpu_us_per_request.sum),
+        format_or_dash(outcome.cpu_us_per_request.sum),
         ratio("cpu_us_per_request"),
         format_figure(outcome.rps),
         ratio("rps"),
@@ -63,7 +63,7 @@ fn render_row(name: &str, color: usize, outcome: &ContenderOutcome) -> String {
     });
     format!(
         "<tr><td><span class=\"swatch b{}\"></span>{}</td>{cells}<td class=\"words\">{}</td></tr>",
-        color % super::bars::COLORS,
+        color % super::bars::COLOR_COUNT,
         escape(name),
         notes.collect::<Vec<_>>().join(", ")
     )
@@ -79,9 +79,9 @@ pub(super) fn render_figures(figures: &FigureTable) -> String {
         format!("<tr>{}</tr>", cells.collect::<String>())
     });
     let rows: String = rows.collect();
-    let first = figures.rows.first().map(Vec::as_slice).unwrap_or_default();
+    let first_row = figures.rows.first().map(Vec::as_slice).unwrap_or_default();
     let head = figures.columns.iter().enumerate().map(|(index, name)| {
-        let is_text_column = first.get(index).is_some_and(is_text);
+        let is_text_column = first_row.get(index).is_some_and(is_text);
         format!("<th{}>{}</th>", if is_text_column { TEXT_CLASS } else { "" }, escape(name))
     });
     render_table(&figures.title, &head.collect::<String>(), &rows)
@@ -127,7 +127,7 @@ fn render_table(caption: &str, head: &str, rows: &str) -> String {
 
 const TEXT_CLASS: &str = " class=\"words\"";
 
-fn or_dash(value: f64) -> String {
+fn format_or_dash(value: f64) -> String {
     match value > 0.0 {
         true => format_figure(value),
         false => "–".to_owned(),

@@ -20,11 +20,11 @@ use crate::get::MeshSocket;
 
 const UNEXPECTED_REPLY: &str = "unexpected response of the simulated sidecars";
 
-/// The files and the address of a mesh.
+/// The directories of a mesh, the address of its control plane, and the durations of a run.
 pub(super) struct MeshPaths<'a> {
-    pub(super) file: &'a Path,
-    pub(super) data: &'a Path,
-    pub(super) address: SocketAddr,
+    pub(super) manifest_dir: &'a Path,
+    pub(super) data_dir: &'a Path,
+    pub(super) control_address: SocketAddr,
     pub(super) timing: RunTiming,
 }
 
@@ -54,17 +54,17 @@ impl RunningMesh<'_, '_> {
         paths: &MeshPaths<'_>,
         changes: &mut MeshChanges,
     ) -> anyhow::Result<()> {
-        let last = self.crowd.sidecars.saturating_sub(self.crowd.real);
-        let Some(member) = last.checked_sub(1) else { return Ok(()) };
-        let before = ControlPlaneCounters::read(paths.data).await?;
-        let command = CrowdCommand::Endpoint { member, times: MOVES, rest_ms: REST_MS };
+        let member_count = self.crowd.sidecars.saturating_sub(self.crowd.real_sidecars);
+        let Some(member) = member_count.checked_sub(1) else { return Ok(()) };
+        let before = ControlPlaneCounters::read(paths.data_dir).await?;
+        let command = CrowdCommand::Endpoint { member, times: MOVE_COUNT, rest_ms: REST_MS };
         let delivery = send_command(crowd, command, MAX_MOVES_WAIT).await?;
-        let cost = ControlPlaneCounters::read(paths.data).await?.since(&before);
+        let cost = ControlPlaneCounters::read(paths.data_dir).await?.since(&before);
         changes.users = delivery.users;
         (changes.endpoint_p50_ms, changes.endpoint_p99_ms) = (delivery.p50_ms, delivery.p99_ms);
         changes.endpoint_to_non_users = delivery.to_others;
-        changes.endpoint_recipients = cost.recipients / MOVES as f64;
-        changes.endpoint_bytes = cost.bytes / MOVES as f64;
+        changes.endpoint_recipients = cost.recipients / MOVE_COUNT as f64;
+        changes.endpoint_bytes = cost.bytes / MOVE_COUNT as f64;
         if delivery.missed > 0 {
             bail!("{} sidecars did not receive the update of a moved endpoint", delivery.missed);
         }
@@ -78,15 +78,16 @@ impl RunningMesh<'_, '_> {
         paths: &MeshPaths<'_>,
         changes: &mut MeshChanges,
     ) -> anyhow::Result<()> {
-        let member_count = self.crowd.sidecars.saturating_sub(self.crowd.real);
-        let before = ControlPlaneCounters::read(paths.data).await?;
+        let member_count = self.crowd.sidecars.saturating_sub(self.crowd.real_sidecars);
+        let before = ControlPlaneCounters::read(paths.data_dir).await?;
         let mut latencies = Vec::new();
-        for version in 1..=RULES {
+        for version in 1..=RULE_CHANGE_COUNT {
             let max_wait_ms = MAX_RULE_WAIT_MS;
             crowd.write_line(&serde_json::to_string(&CrowdCommand::Rule { max_wait_ms })?).await?;
             let CrowdReply::Ready = read_reply(crowd).await? else { bail!("{UNEXPECTED_REPLY}") };
             let started = unix_micros();
-            std::fs::write(paths.file.join("rule.yaml"), render_rule(version)).context("a rule")?;
+            std::fs::write(paths.manifest_dir.join("rule.yaml"), render_rule(version))
+                .context("a rule")?;
             let CrowdReply::ConfigChanges(change_times) = read_reply(crowd).await? else {
                 bail!("{UNEXPECTED_REPLY}")
             };
@@ -98,12 +99,12 @@ impl RunningMesh<'_, '_> {
             );
             sleep(Duration::from_millis(REST_MS)).await;
         }
-        let cost = ControlPlaneCounters::read(paths.data).await?.since(&before);
+        let cost = ControlPlaneCounters::read(paths.data_dir).await?.since(&before);
         latencies.sort_by(f64::total_cmp);
         changes.rule_p50_ms = quantile(&latencies, 0.5);
         changes.rule_p99_ms = quantile(&latencies, 0.99);
-        changes.rule_recipients = cost.recipients / RULES as f64;
-        changes.rule_bytes = cost.bytes / RULES as f64;
+        changes.rule_recipients = cost.recipients / RULE_CHANGE_COUNT as f64;
+        changes.rule_bytes = cost.bytes / RULE_CHANGE_COUNT as f64;
         Ok(())
     }
 
@@ -116,14 +117,14 @@ impl RunningMesh<'_, '_> {
         changes: &mut MeshChanges,
     ) -> anyhow::Result<()> {
         let seconds = (paths.timing.duration * STORM_FACTOR).min(MAX_STORM).as_secs_f64();
-        let before = ControlPlaneCounters::read(paths.data).await?;
+        let before = ControlPlaneCounters::read(paths.data_dir).await?;
         let (cpu, started) = (sample::cpu_time(&[pid]), Instant::now());
         let command = CrowdCommand::Storm { per_second: STORM_PER_SECOND, seconds };
         let max_wait = Duration::from_secs_f64(seconds * 4.0) + MAX_ROLLOUT_WAIT;
         let delivery = send_command(crowd, command, max_wait).await?;
         let cpu_seconds = sample::cpu_time(&[pid]).saturating_sub(cpu).as_secs_f64();
         changes.storm_cores = cpu_seconds / started.elapsed().as_secs_f64();
-        let cost = ControlPlaneCounters::read(paths.data).await?.since(&before);
+        let cost = ControlPlaneCounters::read(paths.data_dir).await?.since(&before);
         let change_count = delivery.changes.max(1) as f64;
         (changes.storm_s, changes.storm_per_s) = (seconds, delivery.per_second);
         (changes.storm_p50_ms, changes.storm_p99_ms) = (delivery.p50_ms, delivery.p99_ms);
@@ -154,15 +155,22 @@ impl RunningMesh<'_, '_> {
             }
         }
         let started = Instant::now();
-        let mut control = self.start_control_plane(paths.file, paths.data, paths.address)?;
+        let mut control =
+            self.start_control_plane(paths.manifest_dir, paths.data_dir, paths.control_address)?;
         let member_count = self.crowd.sidecars as u64;
         loop {
             // Another connection may occupy the port for a moment.
             if control.try_exit_status().is_some() {
-                control = self.start_control_plane(paths.file, paths.data, paths.address)?;
+                control = self.start_control_plane(
+                    paths.manifest_dir,
+                    paths.data_dir,
+                    paths.control_address,
+                )?;
             }
-            let status =
-                MeshSocket::from_data(paths.data).query_json("/status").await.unwrap_or_default();
+            let status = MeshSocket::from_data(paths.data_dir)
+                .query_json("/status")
+                .await
+                .unwrap_or_default();
             let is_restored =
                 status["proxies"].as_u64() == Some(member_count) && status["out_of_sync"] == 0;
             if is_restored {
@@ -174,7 +182,7 @@ impl RunningMesh<'_, '_> {
             sleep(POLL_INTERVAL).await;
         }
         changes.reconnect_s = started.elapsed().as_secs_f64();
-        changes.reconnect_bytes = ControlPlaneCounters::read(paths.data).await?.bytes;
+        changes.reconnect_bytes = ControlPlaneCounters::read(paths.data_dir).await?.bytes;
         let pid = control.pid().context("the control plane exited")?;
         changes.reconnect_memory_mib = to_mib(sample::peak_kib(pid));
         Ok(control)
@@ -189,8 +197,8 @@ struct ControlPlaneCounters {
 }
 
 impl ControlPlaneCounters {
-    async fn read(data: &Path) -> anyhow::Result<Self> {
-        let page = MeshSocket::from_data(data).send_request("GET", "/metrics").await?;
+    async fn read(data_dir: &Path) -> anyhow::Result<Self> {
+        let page = MeshSocket::from_data(data_dir).send_request("GET", "/metrics").await?;
         let lines = page.lines().filter_map(|line| line.rsplit_once(' '));
         let values: BTreeMap<&str, f64> =
             lines.filter_map(|(name, value)| Some((name, value.parse().ok()?))).collect();
@@ -235,11 +243,11 @@ fn quantile(figures: &[f64], fraction: f64) -> f64 {
 }
 
 /// The number of moves of one endpoint, and the time to watch for messages to non-subscribers.
-const MOVES: usize = 20;
+const MOVE_COUNT: usize = 20;
 const REST_MS: u64 = 300;
 const MAX_MOVES_WAIT: Duration = Duration::from_secs(300);
 /// The number of rule changes, and the timeout of each.
-const RULES: usize = 5;
+const RULE_CHANGE_COUNT: usize = 5;
 const MAX_RULE_WAIT_MS: u64 = 20_000;
 /// The rate of moves, and the duration of the storm: one minute, unless runs are short.
 const STORM_PER_SECOND: u32 = 200;

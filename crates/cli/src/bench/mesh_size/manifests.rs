@@ -21,7 +21,7 @@ impl RunningMesh<'_, '_> {
         let successor = |step: usize| ring.start + (own_service - ring.start + step) % ring.len();
         let mut used: Vec<usize> = (1..=USED_SERVICES.min(ring.len())).map(successor).collect();
         let popular = service_count - 1;
-        let is_near = (1..=POPULAR).any(|step| successor(step) == popular);
+        let is_near = (1..=POPULAR_SERVICE_CLIENTS).any(|step| successor(step) == popular);
         if own_service >= real_service_count && is_near && !used.contains(&popular) {
             used.push(popular);
         }
@@ -30,7 +30,7 @@ impl RunningMesh<'_, '_> {
 
     /// Returns the number of services that only real sidecars serve and use; 0 if there are too few of them.
     fn real_service_count(&self) -> usize {
-        let count = self.crowd.real.min(self.crowd.sidecars) / WORKLOADS_PER_SERVICE;
+        let count = self.crowd.real_sidecars.min(self.crowd.sidecars) / WORKLOADS_PER_SERVICE;
         if count > 1 { count } else { 0 }
     }
 
@@ -40,7 +40,7 @@ impl RunningMesh<'_, '_> {
     }
 
     /// Returns the name of a service, and the number of its workloads.
-    pub(super) fn name_and_size(&self, service: usize) -> (String, usize) {
+    pub(super) fn service_name_and_size(&self, service: usize) -> (String, usize) {
         let remaining = self.crowd.sidecars - service * WORKLOADS_PER_SERVICE;
         (format!("bench/service-{service}"), remaining.min(WORKLOADS_PER_SERVICE))
     }
@@ -51,7 +51,7 @@ impl RunningMesh<'_, '_> {
 
     /// Returns the port of a workload's application: real workloads share one.
     pub(super) fn application_port(&mut self, index: usize) -> anyhow::Result<u16> {
-        match index < self.crowd.real {
+        match index < self.crowd.real_sidecars {
             true => self.ports.port_for("application"),
             false => Ok(UNUSED_PORT),
         }
@@ -75,7 +75,7 @@ impl RunningMesh<'_, '_> {
                  spec:\n  serviceAccount: service-{service}\n  \
                  ports: [{{name: main, port: {port}, protocol: HTTP}}]\n"
             )?;
-            if index < self.crowd.real {
+            if index < self.crowd.real_sidecars {
                 text.push_str("  outbound:\n");
                 for (number, used) in self.used_services(index).into_iter().enumerate() {
                     let listener = self.ports.address_for(&format!("listener-{index}-{number}"))?;
@@ -140,5 +140,5 @@ pub(super) fn render_rule(version: usize) -> String {
 
 /// The unused port of the crowd's applications.
 const UNUSED_PORT: u16 = 8080;
-/// The number of services that use the last one: with ten workloads each, a hundred workloads.
-const POPULAR: usize = 10;
+/// The number of services that use the last service: with ten workloads each, a hundred workloads.
+const POPULAR_SERVICE_CLIENTS: usize = 10;

@@ -32,7 +32,7 @@ impl SequentialTraffic {
     /// If a listener has no address.
     pub(super) fn start(mesh: &mut RunningMesh<'_, '_>) -> anyhow::Result<Self> {
         let mut listeners: Vec<SocketAddr> = Vec::new();
-        for index in 0..mesh.crowd.real {
+        for index in 0..mesh.crowd.real_sidecars {
             listeners.push(mesh.ports.address_for(&format!("listener-{index}-0"))?);
         }
         let shared = Arc::<TrafficState>::default();
@@ -52,7 +52,7 @@ impl SequentialTraffic {
 }
 
 async fn send_requests(listeners: Vec<SocketAddr>, shared: Arc<TrafficState>) {
-    let mut ticks = interval(Duration::from_secs(1) / PER_SECOND);
+    let mut ticks = interval(Duration::from_secs(1) / REQUESTS_PER_SECOND);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for listener in listeners.iter().cycle() {
         ticks.tick().await;
@@ -68,5 +68,6 @@ async fn send_requests(listeners: Vec<SocketAddr>, shared: Arc<TrafficState>) {
     }
 }
 
-/// The request rate: each of fifty sidecars serves all the time, and the load is negligible for the measurement.
-const PER_SECOND: u32 = 100;
+/// The request rate of all sidecars together: each of fifty serves all the time, and the load is negligible for the
+/// measurement.
+const REQUESTS_PER_SECOND: u32 = 100;

@@ -26,17 +26,22 @@ impl AllArgs {
     /// # Errors
     /// If a suite cannot be measured at all.
     pub(crate) async fn measure(&self) -> anyhow::Result<Vec<SuiteReport>> {
-        let budget = self.options.budget().unwrap_or(BUDGET);
-        let part = |share: f64| self.options.with_budget(Some(budget.mul_f64(share)));
-        let router = RouterArgs::with_options(part(ROUTER));
+        let budget = self.options.budget().unwrap_or(DEFAULT_BUDGET);
+        let options_with_share = |share: f64| self.options.with_budget(Some(budget.mul_f64(share)));
+        let router = RouterArgs::with_options(options_with_share(ROUTER_SHARE));
         eprintln!("sidecar");
-        let mut reports = vec![SidecarArgs::with_options(part(SIDECAR)).measure().await?];
+        let mut reports =
+            vec![SidecarArgs::with_options(options_with_share(SIDECAR_SHARE)).measure().await?];
         eprintln!("gateway-ratings");
-        reports.push(GatewayRatingsArgs::with_options(part(GATEWAY_RATINGS)).measure().await?);
+        reports.push(
+            GatewayRatingsArgs::with_options(options_with_share(GATEWAY_RATINGS_SHARE))
+                .measure()
+                .await?,
+        );
         eprintln!("latency");
-        reports.push(LatencyArgs::with_options(part(LATENCY)).measure().await?);
+        reports.push(LatencyArgs::with_options(options_with_share(LATENCY_SHARE)).measure().await?);
         eprintln!("scale");
-        reports.push(ScaleArgs::with_options(part(SCALE)).measure().await?);
+        reports.push(ScaleArgs::with_options(options_with_share(SCALE_SHARE)).measure().await?);
         eprintln!("router");
         reports.push(router.measure(RouterSuite::Router).await?);
         eprintln!("removal");
@@ -46,14 +51,14 @@ impl AllArgs {
 }
 
 /// The default time budget.
-const BUDGET: Duration = Duration::from_secs(15 * 60);
+const DEFAULT_BUDGET: Duration = Duration::from_secs(15 * 60);
 
 // The share of the budget per suite, by its number of runs.
-const SIDECAR: f64 = 0.38;
-const GATEWAY_RATINGS: f64 = 0.14;
-const LATENCY: f64 = 0.18;
-const SCALE: f64 = 0.12;
-const ROUTER: f64 = 0.09;
+const SIDECAR_SHARE: f64 = 0.38;
+const GATEWAY_RATINGS_SHARE: f64 = 0.14;
+const LATENCY_SHARE: f64 = 0.18;
+const SCALE_SHARE: f64 = 0.12;
+const ROUTER_SHARE: f64 = 0.09;
 
 const EXAMPLES: &str = "\
 Examples:

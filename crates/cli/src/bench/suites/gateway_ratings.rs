@@ -35,12 +35,12 @@ pub(crate) struct GatewayRatingsArgs {
 }
 
 impl GatewayRatingsArgs {
-    /// The suite as run by `all`.
+    /// Creates the arguments with which `leno bench all` runs the suite.
     pub(crate) fn with_options(options: SuiteOptions) -> Self {
         Self { connections: 200, cores: Vec::new(), app: BackendKind::BuiltIn, options }
     }
 
-    /// Measures.
+    /// Measures the cases and returns the report.
     ///
     /// # Errors
     /// If no case can be measured.
@@ -83,7 +83,7 @@ impl GatewayRatingsArgs {
     }
 
     fn core_counts(&self) -> Vec<usize> {
-        let available = Cores::available_cores().map_or(1, |cores| cores.count());
+        let available = Cores::available().map_or(1, |cores| cores.count());
         match self.cores.as_slice() {
             [] => [1, 2].into_iter().filter(|count| *count <= available).collect(),
             cores => cores.to_vec(),
@@ -97,7 +97,7 @@ impl GatewayRatingsArgs {
         BenchCase {
             name: format!("{link}, sidecars on {count}"),
             layout: Layout::Bookinfo,
-            app: self.app,
+            backend_kind: self.app,
             targets: vec![(role, "/ratings/1".to_owned())],
             proxy_cores: Some(cores),
             default_policy: BenchDefaultPolicy::Allow,
@@ -168,7 +168,7 @@ fn published_table(report: &SuiteReport) -> FigureTable {
     }
 }
 
-/// Empty if there are no sidecars.
+/// Returns the CPU usage of all sidecars together, in percent of a core; null without sidecars.
 fn cpu_percent(outcome: &ContenderOutcome) -> Value {
     let busy = outcome.repeats.iter().map(|trial| trial.cores_busy.proxies);
     let busy = median(busy).filter(|busy| *busy > 0.0);
@@ -195,7 +195,7 @@ fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
         PlotData {
             title: title.to_owned(),
             about: about.to_owned(),
-            x: report.cases.iter().map(|case| case.name.clone()).collect(),
+            x_labels: report.cases.iter().map(|case| case.name.clone()).collect(),
             series: series.filter(has_points).collect(),
             kind: PlotKind::Bars,
         }

@@ -29,12 +29,12 @@ pub(crate) struct LatencyArgs {
 }
 
 impl LatencyArgs {
-    /// The suite as run by `all`.
+    /// Creates the arguments with which `leno bench all` runs the suite.
     pub(crate) fn with_options(options: SuiteOptions) -> Self {
         Self { rates: vec![100, 500, 1000, 2000, 4000], connections: 48, options }
     }
 
-    /// Measures.
+    /// Measures the cases and returns the report.
     ///
     /// # Errors
     /// If no case can be measured.
@@ -169,7 +169,7 @@ fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
         PlotData {
             title: title.to_owned(),
             about: about.to_owned(),
-            x: rate_columns(report, "").into_iter().skip(1).collect(),
+            x_labels: rate_columns(report, "").into_iter().skip(1).collect(),
             series: series
                 .filter(|(_, points): &(_, Vec<Option<f64>>)| points.iter().any(Option::is_some))
                 .collect(),

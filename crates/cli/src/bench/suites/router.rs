@@ -40,12 +40,12 @@ pub(crate) enum RouterSuite {
 }
 
 impl RouterArgs {
-    /// The suite as run by `all`.
+    /// Creates the arguments with which `leno bench all` runs the suite.
     pub(crate) fn with_options(options: SuiteOptions) -> Self {
         Self { delay: vec![Duration::ZERO, PUBLISHED_DELAY], options }
     }
 
-    /// Measures.
+    /// Measures the cases of one of the suites and returns the report.
     ///
     /// # Errors
     /// If no case can be measured.
@@ -136,7 +136,7 @@ fn published_table(report: &SuiteReport) -> FigureTable {
             rows.push(vec![
                 json!(case.name),
                 json!(contender.name),
-                json!(member_percent(outcome, CONSUMER)),
+                json!(process_cpu_percent(outcome, CONSUMER)),
                 json!(round_significant(kib as f64 / 1024.0)),
                 compare(|o| o.latency_ms.p90),
                 compare(|o| o.latency_ms.p95),
@@ -162,7 +162,7 @@ fn published_table(report: &SuiteReport) -> FigureTable {
     }
 }
 
-fn member_percent(outcome: &ContenderOutcome, name: &str) -> f64 {
+fn process_cpu_percent(outcome: &ContenderOutcome, name: &str) -> f64 {
     let cost = outcome.cpu_us_per_request.processes.get(name).copied().unwrap_or(0.0);
     round_significant(cost * outcome.rps / 1e4)
 }
@@ -175,14 +175,14 @@ fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
     let plot = |title: &str, about: &str, figure_of: fn(&ContenderOutcome) -> f64| PlotData {
         title: title.to_owned(),
         about: about.to_owned(),
-        x: report.cases.iter().map(name).collect(),
+        x_labels: report.cases.iter().map(name).collect(),
         series: report
             .contenders
             .iter()
             .map(|contender| {
-                let of_case =
+                let read_figure =
                     |case: &CaseReport| case.contenders.get(&contender.name).map(figure_of);
-                (contender.name.clone(), report.cases.iter().map(of_case).collect())
+                (contender.name.clone(), report.cases.iter().map(read_figure).collect())
             })
             .collect(),
         kind: PlotKind::Bars,

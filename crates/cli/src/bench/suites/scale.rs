@@ -39,7 +39,7 @@ pub(crate) struct ScaleArgs {
 }
 
 impl ScaleArgs {
-    /// The suite as run by `all`.
+    /// Creates the arguments with which `leno bench all` runs the suite.
     pub(crate) fn with_options(options: SuiteOptions) -> Self {
         Self {
             sidecars: vec![200, 400, 800, 1600],
@@ -54,7 +54,7 @@ impl ScaleArgs {
         self.sidecars.len() * MODES.len()
     }
 
-    /// Measures.
+    /// Measures the meshes and returns the report.
     ///
     /// # Errors
     /// If a mesh does not start.
@@ -77,7 +77,7 @@ impl ScaleArgs {
                 } else {
                     ChangeMeasurement::No
                 };
-                let crowd = CrowdSize { sidecars: *sidecars, real: self.real, changes };
+                let crowd = CrowdSize { sidecars: *sidecars, real_sidecars: self.real, changes };
                 let mut repeats = Vec::new();
                 for repeat in 1..=runner.repeats {
                     let mode = mode.as_str();
@@ -113,7 +113,7 @@ impl ScaleArgs {
     }
 }
 
-/// Returns the medians of some repeats.
+/// Returns the medians of the repeats of one mesh; `None` without repeats.
 fn median_mesh(repeats: &[MeshSize]) -> Option<MeshSize> {
     let median_of = |figure: fn(&MeshSize) -> f64| {
         round_significant(median(repeats.iter().map(figure)).unwrap_or(0.0))
@@ -176,7 +176,7 @@ fn build_plots(meshes: &[MeshSize]) -> Vec<PlotData> {
     let plot = |title: &str, about: &str, figure_of: fn(&MeshSize) -> f64| PlotData {
         title: title.to_owned(),
         about: about.to_owned(),
-        x: meshes_of_mode(meshes, BenchDefaultPolicy::Deny)
+        x_labels: meshes_of_mode(meshes, BenchDefaultPolicy::Deny)
             .map(|mesh| mesh.sidecars.to_string())
             .collect(),
         series: MODES
@@ -208,7 +208,7 @@ const MODES: [BenchDefaultPolicy; 2] = [BenchDefaultPolicy::Deny, BenchDefaultPo
 /// The default number of sidecars that are real processes, enough for traffic between them.
 const REAL_SIDECARS: usize = 50;
 /// The approximate time for starting, joining, changes and reconnects.
-const JOINING: Duration = Duration::from_secs(90);
+const STARTUP_ESTIMATE: Duration = Duration::from_secs(90);
 
 const SUITE: Suite = Suite {
     name: "scale",
@@ -250,7 +250,7 @@ pub(super) const DEFAULTS: SuiteDefaults = SuiteDefaults {
     contenders: &["leno"],
     duration: Duration::from_secs(5),
     repeats: 1,
-    startup_time: JOINING,
+    startup_time: STARTUP_ESTIMATE,
 };
 
 const EXAMPLES: &str = "\

@@ -40,7 +40,7 @@ enum TrafficKind {
 }
 
 impl SidecarArgs {
-    /// The suite as run by `all`.
+    /// Creates the arguments with which `leno bench all` runs the suite.
     pub(crate) fn with_options(options: SuiteOptions) -> Self {
         Self {
             connections: vec![1, 200, 1000],
@@ -50,7 +50,7 @@ impl SidecarArgs {
         }
     }
 
-    /// Measures.
+    /// Measures the cases and returns the report.
     ///
     /// # Errors
     /// If no case can be measured.

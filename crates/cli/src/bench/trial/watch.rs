@@ -15,7 +15,7 @@ use crate::bench::contender::{ProcessRole, RunningContender};
 use crate::bench::cores::Cores;
 use crate::bench::instructions::InstructionCount;
 use crate::bench::rig::Rig;
-use crate::bench::sample::{self, MemoryUsage, descendants_of};
+use crate::bench::sample::{self, MemoryUsage, process_tree};
 use crate::bench::statistics::round_significant;
 
 /// The processes to read while the load runs. Process trees are resolved beforehand, so that readings are fast.
@@ -61,7 +61,7 @@ impl WatchedProcesses {
             running
                 .role_pids(role)
                 .into_iter()
-                .map(|(name, pid)| (name, descendants_of(pid)))
+                .map(|(name, pid)| (name, process_tree(pid)))
                 .collect()
         };
         let cores = match (&rig.proxy_cores, &rig.load_cores) {
@@ -74,27 +74,27 @@ impl WatchedProcesses {
         Self {
             proxies: processes_of(ProcessRole::Proxy),
             auxiliary: processes_of(ProcessRole::Auxiliary),
-            applications: applications.pids().into_iter().flat_map(descendants_of).collect(),
-            load: descendants_of(load),
+            applications: applications.pids().into_iter().flat_map(process_tree).collect(),
+            load: process_tree(load),
             counting_ports: applications.counting_ports.clone(),
             cores,
         }
     }
 
-    /// Reads everything.
+    /// Reads the usage of all processes.
     ///
     /// # Errors
     /// If an application does not report its count.
     pub(super) async fn read(&self) -> anyhow::Result<UsageReading> {
-        let each = |processes: &[(String, Vec<u32>)]| -> BTreeMap<String, Duration> {
+        let read_cpu_times = |processes: &[(String, Vec<u32>)]| -> BTreeMap<String, Duration> {
             processes.iter().map(|(name, pids)| (name.clone(), sample::cpu_time(pids))).collect()
         };
         // The query itself takes time under load: the mean of two counts is used.
         let earlier = self.response_count().await?;
         let mut reading = UsageReading {
             time: Instant::now(),
-            proxies: each(&self.proxies),
-            auxiliary: each(&self.auxiliary),
+            proxies: read_cpu_times(&self.proxies),
+            auxiliary: read_cpu_times(&self.auxiliary),
             applications: sample::cpu_time(&self.applications),
             load: sample::cpu_time(&self.load),
             cores: match &self.cores {
@@ -107,8 +107,8 @@ impl WatchedProcesses {
             responses: None,
         };
         let later = self.response_count().await?;
-        let both = earlier.zip(later);
-        reading.responses = both.map(|(earlier, later)| f64::midpoint(earlier, later));
+        let both_counts = earlier.zip(later);
+        reading.responses = both_counts.map(|(earlier, later)| f64::midpoint(earlier, later));
         Ok(reading)
     }
 
@@ -232,21 +232,22 @@ impl UsageDifference {
         }
     }
 
-    /// Clock ticks and the scheduler's counters differ slightly, so negative values become zero.
+    /// Returns the number of busy cores. Negative values become zero: clock ticks and the scheduler's counters
+    /// differ slightly.
     pub(super) fn busy_cores(&self) -> CoresBusy {
         let proxies: f64 = self.proxies.values().sum();
         let load = self.applications + self.load;
         let auxiliary: f64 = self.auxiliary.values().sum();
         let busy = |seconds: f64| round_significant((seconds / self.seconds).max(0.0));
-        let (first, second) = match self.shares_cores {
+        let (other_on_proxy_cores, other_on_load_cores) = match self.shares_cores {
             true => (self.cores.0 - proxies - load - auxiliary, 0.0),
             false => (self.cores.0 - proxies, self.cores.1 - load - auxiliary),
         };
         CoresBusy {
             proxies: busy(proxies),
             load_and_applications: busy(load),
-            other_processes_on_proxy_cores: busy(first),
-            other_processes_on_load_cores: busy(second),
+            other_processes_on_proxy_cores: busy(other_on_proxy_cores),
+            other_processes_on_load_cores: busy(other_on_load_cores),
         }
     }
 }
@@ -303,7 +304,7 @@ mod tests {
 
     #[test]
     fn other_processes_are_the_remaining_busy_cores_counted_once() {
-        for (read, other_processes) in [
+        for (core_readings, other_processes) in [
             // Separate cores: 0.5 for the proxies, 0.85 for load, applications and control plane.
             ((0.5, 0.85), (0.0, 0.0)),
             ((0.75, 1.0), (0.25, 0.15)),
@@ -313,11 +314,11 @@ mod tests {
             ((1.35, 0.0), (0.0, 0.0)),
             ((1.75, 0.0), (0.4, 0.0)),
         ] {
-            let cores = usage_between(read, None).busy_cores();
+            let cores = usage_between(core_readings, None).busy_cores();
             let actual =
                 (cores.other_processes_on_proxy_cores, cores.other_processes_on_load_cores);
             let error = (actual.0 - other_processes.0).abs() + (actual.1 - other_processes.1).abs();
-            assert!(error < 1e-6, "{read:?}: {actual:?}");
+            assert!(error < 1e-6, "{core_readings:?}: {actual:?}");
             assert_eq!((cores.proxies, cores.load_and_applications), (0.5, 0.75));
         }
     }

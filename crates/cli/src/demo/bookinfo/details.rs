@@ -1,4 +1,4 @@
-//! The details service: facts about a book.
+//! The details service: publisher, language and other details of a book.
 
 use hyper::StatusCode;
 

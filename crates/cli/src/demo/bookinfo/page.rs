@@ -30,7 +30,7 @@ pub(super) fn render_product(
     reviews: &Result<Value, UpstreamError>,
 ) -> String {
     let (title, author) = (Escaped(book.title), Escaped(book.author));
-    let mut body = String::with_capacity(PAGE_BYTES_TYPICAL);
+    let mut body = String::with_capacity(TYPICAL_PAGE_BYTES);
     append_format(
         &mut body,
         format_args!(
@@ -39,14 +39,14 @@ pub(super) fn render_product(
         ),
     );
     body.push_str("<div class=columns><section><h2>Details</h2>");
-    append_part(&mut body, details, append_details);
+    append_value_or_error(&mut body, details, append_details);
     body.push_str("</section><section><h2>Reviews</h2>");
-    append_part(&mut body, reviews, append_reviews);
+    append_value_or_error(&mut body, reviews, append_reviews);
     body.push_str("</section></div>");
     render_document(book.title, &body)
 }
 
-fn append_part(
+fn append_value_or_error(
     body: &mut String,
     outcome: &Result<Value, UpstreamError>,
     append_value: fn(&mut String, &Value),
@@ -87,7 +87,7 @@ fn append_reviews(body: &mut String, reviews: &Value) {
             format_args!("<blockquote>{}<footer>{}", Escaped(text), Escaped(reviewer)),
         );
         if let Some(stars) = review["rating"]["stars"].as_u64() {
-            let full = usize::try_from(stars).unwrap_or(MAX_STARS).min(MAX_STARS);
+            let full_stars = usize::try_from(stars).unwrap_or(MAX_STARS).min(MAX_STARS);
             let class = match review["rating"]["color"].as_str() {
                 Some("red") => "red",
                 _ => "black",
@@ -95,9 +95,9 @@ fn append_reviews(body: &mut String, reviews: &Value) {
             append_format(
                 body,
                 format_args!(
-                    " <span class=\"stars {class}\" title=\"{full} of {MAX_STARS}\">{}{}</span>",
-                    "★".repeat(full),
-                    "☆".repeat(MAX_STARS - full),
+                    " <span class=\"stars {class}\" title=\"{full_stars} of {MAX_STARS}\">{}{}</span>",
+                    "★".repeat(full_stars),
+                    "☆".repeat(MAX_STARS - full_stars),
                 ),
             );
         }
@@ -141,8 +141,8 @@ impl fmt::Display for Escaped<'_> {
 
 const MAX_STARS: usize = 5;
 
-/// Slightly more than a page with style and two reviews.
-const PAGE_BYTES_TYPICAL: usize = 4096;
+/// The initial capacity of a page, in bytes; slightly more than a page with style and two reviews has.
+const TYPICAL_PAGE_BYTES: usize = 4096;
 
 const STYLE: &str = "body{margin:0;background:#f6f4ef;color:#222;font:17px/1.55 Georgia,serif}\
 main{max-width:50rem;margin:3rem auto;padding:0 1.5rem}h1{margin:.2rem 0;font-size:2.2rem}\

@@ -42,7 +42,7 @@ pub(super) enum StarColor {
 }
 
 /// Serves `/reviews/ID` without stars.
-pub(super) fn serve_plain(version: ReviewsVersion, path: &str) -> DemoResponse {
+pub(super) fn serve_unrated(version: ReviewsVersion, path: &str) -> DemoResponse {
     match Book::from_path(path, "/reviews/") {
         Some(book) => json_response(StatusCode::OK, &build_reviews(version, book, |_| None)),
         None => not_found(path),

@@ -28,7 +28,7 @@ use super::{details, gateway, productpage, ratings, reviews};
 pub(super) enum ServiceApplication {
     Productpage(UpstreamClient),
     Details,
-    PlainReviews(ReviewsVersion),
+    UnratedReviews(ReviewsVersion),
     RatedReviews(ReviewsVersion, StarColor, UpstreamClient),
     Ratings,
     Gateway(UpstreamClient),
@@ -46,7 +46,7 @@ impl ServiceApplication {
         match self {
             Self::Productpage(upstream) => productpage::serve_page(upstream, uri, headers).await,
             Self::Details => details::serve_details(uri.path()),
-            Self::PlainReviews(version) => reviews::serve_plain(*version, uri.path()),
+            Self::UnratedReviews(version) => reviews::serve_unrated(*version, uri.path()),
             Self::RatedReviews(version, color, upstream) => {
                 reviews::serve_rated(*version, *color, upstream, uri.path(), headers).await
             }
@@ -133,7 +133,8 @@ async fn serve_connection(
     }
 }
 
-/// Bounds the memory of a demo service; far above the connections of the demo's client.
+/// The maximum number of concurrent connections, which bounds the memory of a demo service; the demo's client
+/// opens far fewer.
 pub(super) const MAX_CONNECTIONS: usize = 1024;
 
 /// The time a connection may wait for its next request.

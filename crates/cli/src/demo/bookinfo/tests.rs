@@ -194,10 +194,10 @@ fn shutdown_completes_requests_in_progress_and_closes_idle_connections() {
         assert_ne!(connection.read(&mut [0; 1024]).await.unwrap(), 0);
         service.stop.take().unwrap().send(()).unwrap();
         assert_eq!(idle.read(&mut [0; 1024]).await.unwrap(), 0, "idle connections close");
-        assert!(!service.finished.is_finished(), "shutdown waits for the request in progress");
+        assert!(!service.server_task.is_finished(), "shutdown waits for the request in progress");
         connection.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
         assert_eq!(pending.await.unwrap().body, "{}");
-        service.finished.await.unwrap();
+        service.server_task.await.unwrap();
         assert!(TcpStream::connect(address).await.is_err());
     });
 }
@@ -290,7 +290,7 @@ async fn forward_request(
 struct RunningService {
     address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
-    finished: tokio::task::JoinHandle<()>,
+    server_task: tokio::task::JoinHandle<()>,
 }
 
 impl RunningService {
@@ -305,10 +305,10 @@ impl RunningService {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
-        let finished = spawn_local(server::serve(listener, application, async {
+        let server_task = spawn_local(server::serve(listener, application, async {
             stopped.await.ok();
         }));
-        Self { address, stop: Some(stop), finished }
+        Self { address, stop: Some(stop), server_task }
     }
 }
 

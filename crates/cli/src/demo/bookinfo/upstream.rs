@@ -22,7 +22,7 @@ use tokio::time::timeout;
 pub(super) struct UpstreamClient {
     path: UpstreamPath,
     /// Idle connections by service; with a proxy, under the proxy's name.
-    idle: RefCell<HashMap<&'static str, Vec<SendRequest<Empty<Bytes>>>>>,
+    idle_connections: RefCell<HashMap<&'static str, Vec<SendRequest<Empty<Bytes>>>>>,
     /// Drives the open connections; dropping it closes them.
     drivers: RefCell<JoinSet<()>>,
 }
@@ -40,7 +40,7 @@ impl UpstreamClient {
     /// Kubernetes namespace. Opens no connection yet.
     pub(super) fn new(proxy: Option<HttpProxy>) -> Self {
         let path = proxy.map_or(UpstreamPath::Direct, UpstreamPath::Proxy);
-        Self { path, idle: RefCell::default(), drivers: RefCell::default() }
+        Self { path, idle_connections: RefCell::default(), drivers: RefCell::default() }
     }
 
     /// GETs JSON from a service of the shop; any status but 200 is an error.
@@ -89,7 +89,7 @@ impl UpstreamClient {
         let request = || self.path.build_request(service, target, headers);
         // The proxy may close an idle connection at the moment of its next use. A GET may be retried (RFC 9110
         // section 9.2.2), once, and on a new connection.
-        if let Some(mut sender) = self.take_idle(connection_key).await
+        if let Some(mut sender) = self.take_idle_connection(connection_key).await
             && let Ok(response) = sender.send_request(request()?).await
         {
             return self.read_response(connection_key, sender, response).await;
@@ -110,18 +110,21 @@ impl UpstreamClient {
             .collect()
             .await
             .map_err(UpstreamErrorCause::Body)?;
-        let mut idle = self.idle.borrow_mut();
-        let idle = idle.entry(connection_key).or_default();
-        if idle.len() < MAX_IDLE_CONNECTIONS && !sender.is_closed() {
-            idle.push(sender);
+        let mut idle_connections = self.idle_connections.borrow_mut();
+        let idle_connections = idle_connections.entry(connection_key).or_default();
+        if idle_connections.len() < MAX_IDLE_CONNECTIONS && !sender.is_closed() {
+            idle_connections.push(sender);
         }
         Ok(UpstreamResponse { status: head.status, headers: head.headers, body: body.to_bytes() })
     }
 
     /// Takes the most recently used connection, so that surplus connections become idle and close.
-    async fn take_idle(&self, connection_key: &str) -> Option<SendRequest<Empty<Bytes>>> {
+    async fn take_idle_connection(
+        &self,
+        connection_key: &str,
+    ) -> Option<SendRequest<Empty<Bytes>>> {
         loop {
-            let mut sender = self.idle.borrow_mut().get_mut(connection_key)?.pop()?;
+            let mut sender = self.idle_connections.borrow_mut().get_mut(connection_key)?.pop()?;
             if sender.ready().await.is_ok() {
                 return Some(sender);
             }
@@ -169,7 +172,7 @@ impl UpstreamPath {
     fn address<'a>(&'a self, service: &'a str) -> (&'a str, u16) {
         match self {
             Self::Proxy(proxy) => (&proxy.host, proxy.port),
-            Self::Direct => (service, PORT),
+            Self::Direct => (service, SERVICE_PORT),
         }
     }
 
@@ -181,11 +184,11 @@ impl UpstreamPath {
     ) -> Result<Request<Empty<Bytes>>, UpstreamErrorCause> {
         let (authority, uri) = match self {
             Self::Proxy(_) => {
-                let authority = format!("{service}.bookinfo:{PORT}");
+                let authority = format!("{service}.bookinfo:{SERVICE_PORT}");
                 let uri = format!("http://{authority}{target}");
                 (authority, uri)
             }
-            Self::Direct => (format!("{service}:{PORT}"), target.to_owned()),
+            Self::Direct => (format!("{service}:{SERVICE_PORT}"), target.to_owned()),
         };
         let mut request = Request::new(Empty::new());
         *request.uri_mut() = uri.parse().map_err(UpstreamErrorCause::Target)?;
@@ -216,8 +219,8 @@ impl FromStr for HttpProxy {
         let address = address.strip_suffix('/').unwrap_or(address);
         let (host, port) = address.rsplit_once(':').ok_or_else(invalid)?;
         let ipv6_host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-        let is_plain = !host.is_empty() && !host.contains([':', '/', '@', '[', ']']);
-        let host = ipv6_host.or(is_plain.then_some(host)).ok_or_else(invalid)?;
+        let is_host = !host.is_empty() && !host.contains([':', '/', '@', '[', ']']);
+        let host = ipv6_host.or(is_host.then_some(host)).ok_or_else(invalid)?;
         let port: u16 = port.parse().ok().filter(|port| *port != 0).ok_or_else(invalid)?;
         Ok(Self { host: host.to_owned(), port })
     }
@@ -297,15 +300,16 @@ static PROPAGATED_HEADERS: [HeaderName; 13] = [
 ];
 
 /// The port of the shop's services under their own names.
-pub(super) const PORT: u16 = 9080;
+pub(super) const SERVICE_PORT: u16 = 9080;
 
 /// The timeout of a call; longer than any response of the demo takes.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Responses of the shop are a few hundred bytes; the limit protects against larger ones.
+/// The maximum size of a response body, in bytes; those of the shop have a few hundred bytes.
 const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
-/// As many connections as a service accepts, so that a steady load never reconnects.
+/// The maximum number of idle connections per service: as many as a service accepts, so that a steady load never
+/// reconnects.
 const MAX_IDLE_CONNECTIONS: usize = super::server::MAX_CONNECTIONS;
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use super::*;
 #[tokio::test]
 async fn a_successful_run_passes_all_checks() {
     let report = sample_findings().await.evaluate();
-    assert!(report.is_passed(), "{}", report.to_text());
+    assert!(report.has_passed(), "{}", report.to_text());
     assert_eq!((report.mtls, report.denied_status), (true, Some(403)));
     let v3 = report.split.get("reviews-v3").unwrap();
     assert_eq!((v3.requests, v3.share, v3.expected), (100, 0.1, 0.1));
@@ -41,7 +41,7 @@ async fn each_failed_check_is_reported() {
         }),
         ("every service received requests", |findings| findings.after[0].series.clear()),
         ("split", |findings| findings.after[1].series[0].requests = 500),
-        ("a client without permission is denied", |findings| findings.denied = Ok(200)),
+        ("a client without permission is denied", |findings| findings.denial_outcome = Ok(200)),
     ];
     for (name, break_findings) in cases {
         let mut findings = sample_findings().await;
@@ -54,7 +54,7 @@ async fn each_failed_check_is_reported() {
             .map(|check| check.name.as_str())
             .collect();
         assert!(failed.contains(&name), "{name}: {failed:?}");
-        assert!(!report.is_passed());
+        assert!(!report.has_passed());
     }
 }
 
@@ -63,7 +63,7 @@ async fn status_500_is_a_failure() {
     let mut findings = sample_findings().await;
     findings.load = run_load("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n").await;
     let report = findings.evaluate();
-    assert!(!report.is_passed());
+    assert!(!report.has_passed());
     assert!(report.to_text().contains("with status 500"), "{}", report.to_text());
 }
 
@@ -85,7 +85,7 @@ async fn sample_findings() -> DemoFindings {
         before: before.collect(),
         after,
         load: run_load("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await,
-        denied: Ok(403),
+        denial_outcome: Ok(403),
         plaintext_accepted: Vec::new(),
     }
 }

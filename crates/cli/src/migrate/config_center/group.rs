@@ -3,7 +3,7 @@
 use leno_registry::outline_document;
 use serde_json::{Map, Value, json};
 
-/// Matched requests, and the services that match them.
+/// The requests to which the rules of a scene apply, and the services that enforce these rules.
 #[derive(Debug, Default)]
 pub(super) struct MatchGroup {
     /// The services that enforce the rule; all if empty.
@@ -18,7 +18,7 @@ pub(super) struct MatchGroup {
 type Values = [(String, String)];
 
 /// Parses a group, or returns the unsupported field and the reason.
-pub(super) fn read(content: &str) -> Result<MatchGroup, String> {
+pub(super) fn parse_group(content: &str) -> Result<MatchGroup, String> {
     let values = outline_document(content).ok_or("not YAML, or empty")?;
     let mut group = MatchGroup::default();
     for (path, value) in values.iter().filter(|(path, _)| path.starts_with("services")) {
@@ -45,7 +45,8 @@ pub(super) fn read(content: &str) -> Result<MatchGroup, String> {
             return Err(format!("{prefix}serviceName: differs from that of the previous match"));
         }
         group.callee = callee;
-        let requests = request_matches(&fields).map_err(|reason| format!("{prefix}{reason}"))?;
+        let requests =
+            build_request_matches(&fields).map_err(|reason| format!("{prefix}{reason}"))?;
         group.matches.extend(requests);
     }
     // A match for all requests makes the others redundant.
@@ -55,8 +56,8 @@ pub(super) fn read(content: &str) -> Result<MatchGroup, String> {
     Ok(group)
 }
 
-/// Returns one match per method.
-fn request_matches(fields: &Values) -> Result<Vec<Value>, String> {
+/// Builds one native match per method.
+fn build_request_matches(fields: &Values) -> Result<Vec<Value>, String> {
     let mut condition = Map::new();
     let mut headers = Vec::new();
     let mut methods = Vec::new();

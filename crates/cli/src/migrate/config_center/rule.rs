@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 use super::group::{MatchGroup, find_value};
 use crate::migrate::native_values::format_time;
 
-/// The equivalent object, and its remaining difference.
-type Written = (Value, &'static str);
+/// The equivalent object, and its remaining difference from the rule.
+type ConvertedRule = (Value, &'static str);
 
 /// Converts a family's rule for the requests of a group, or returns the unsupported field, the reason and a
 /// hint.
@@ -18,7 +18,7 @@ pub(super) fn convert_rule(
     name: (&str, &str),
     group: &MatchGroup,
     content: &str,
-) -> Result<Written, String> {
+) -> Result<ConvertedRule, String> {
     // An empty text is not a rule: its defaults would be invented. A map without fields selects the defaults.
     let values = || match outline_document(content) {
         None if content.trim() == "{}" => Ok(Vec::new()),
@@ -26,7 +26,7 @@ pub(super) fn convert_rule(
     };
     let rule = |values| ConfigCenterRule { name, group, values };
     match family {
-        "rateLimiting" => rule(&values()?).rate_limit(),
+        "rateLimiting" => rule(&values()?).convert_rate_limit(),
         "faultInjection" => rule(&values()?).convert_fault(),
         "circuitBreaker" => rule(&values()?).convert_circuit(),
         _ => Err(manual_conversion_hint(family)),
@@ -71,6 +71,7 @@ fn manual_conversion_hint(family: &str) -> String {
     format!("{hint}, by hand")
 }
 
+/// A rule in the configuration center, with the requests to which it applies.
 struct ConfigCenterRule<'a> {
     /// The name of the scene, and the namespace.
     name: (&'a str, &'a str),
@@ -79,7 +80,7 @@ struct ConfigCenterRule<'a> {
 }
 
 impl ConfigCenterRule<'_> {
-    fn rate_limit(&self) -> Result<Written, String> {
+    fn convert_rate_limit(&self) -> Result<ConvertedRule, String> {
         self.reject_unknown_fields(&["rate", "limitRefreshPeriod", "timeoutDuration"])?;
         if self.group.callee.is_some() {
             return Err(
@@ -87,15 +88,15 @@ impl ConfigCenterRule<'_> {
                     .to_owned(),
             );
         }
-        if !self.time_field("timeoutDuration", 0)?.is_zero() {
+        if !self.read_time("timeoutDuration", 0)?.is_zero() {
             return Err("timeoutDuration: requests are not queued: remove it".to_owned());
         }
         let (rate, period) =
-            (self.number_field("rate", 1000)?, self.time_field("limitRefreshPeriod", 1000)?);
+            (self.read_number("rate", 1000)?, self.read_time("limitRefreshPeriod", 1000)?);
         // Native periods are at least one second.
         let periods = 1000_u128.div_ceil(period.as_millis().max(1)).max(1);
         let periods = u32::try_from(periods).unwrap_or(1);
-        let mut rule = self.rule_base();
+        let mut rule = self.new_rule();
         rule.insert("requests".to_owned(), json!(rate.saturating_mul(periods.into())));
         rule.insert("per".to_owned(), json!(format_exact_time(period.saturating_mul(periods))?));
         rule.insert("burst".to_owned(), json!(rate));
@@ -106,22 +107,22 @@ impl ConfigCenterRule<'_> {
         ))
     }
 
-    fn convert_fault(&self) -> Result<Written, String> {
+    fn convert_fault(&self) -> Result<ConvertedRule, String> {
         let fields =
             ["type", "percentage", "delayTime", "errorCode", "fallbackType", "forceClosed"];
         self.reject_unknown_fields(&fields)?;
         self.reject_manual_switch("forceClosed")?;
-        let percent = self.text_field("percentage").and_then(|text| text.parse::<u32>().ok());
+        let percent = self.read_text("percentage").and_then(|text| text.parse::<u32>().ok());
         let percent = percent.filter(|percent| (1..=100).contains(percent));
         let percent =
             percent.ok_or("percentage: not between 1 and 100, so that no fault is injected")?;
-        let mut rule = self.rule_base();
-        match self.text_field("type") {
+        let mut rule = self.new_rule();
+        match self.read_text("type") {
             Some("delay") => {
-                let delay = format_exact_time(self.time_field("delayTime", 0)?)?;
+                let delay = format_exact_time(self.read_time("delayTime", 0)?)?;
                 rule.insert("delay".to_owned(), json!({"fixedDelay": delay, "percent": percent}));
             }
-            Some("abort") if self.text_field("fallbackType") == Some("ReturnNull") => {
+            Some("abort") if self.read_text("fallbackType") == Some("ReturnNull") => {
                 return Err(
                     "fallbackType: an empty response with status 200 is not supported: use \
                     ThrowException"
@@ -129,7 +130,7 @@ impl ConfigCenterRule<'_> {
                 );
             }
             Some("abort") => {
-                let status = self.number_field("errorCode", 500)?;
+                let status = self.read_number("errorCode", 500)?;
                 rule.insert("abort".to_owned(), json!({"httpStatus": status, "percent": percent}));
             }
             _ => return Err("type: must be `delay` or `abort`".to_owned()),
@@ -149,7 +150,7 @@ impl ConfigCenterRule<'_> {
         ))
     }
 
-    fn convert_circuit(&self) -> Result<Written, String> {
+    fn convert_circuit(&self) -> Result<ConvertedRule, String> {
         self.reject_unknown_fields(&[
             "failureRateThreshold",
             "slowCallRateThreshold",
@@ -174,10 +175,10 @@ impl ConfigCenterRule<'_> {
         if !self.group.matches.is_empty() {
             return Err("matches: a CircuitBreaker applies to all requests to a service".to_owned());
         }
-        if self.text_field("slidingWindowType").is_some_and(|text| text != "time") {
+        if self.read_text("slidingWindowType").is_some_and(|text| text != "time") {
             return Err("slidingWindowType: only `time` is supported".to_owned());
         }
-        let window = self.time_field("slidingWindowSize", 100)?;
+        let window = self.read_time("slidingWindowSize", 100)?;
         if window < Duration::from_secs(1) {
             return Err(
                 "slidingWindowSize: Sermant truncates it to whole seconds, and 0 disables the window".to_owned()
@@ -186,14 +187,14 @@ impl ConfigCenterRule<'_> {
         let trip = json!({
             "failures": ["connect", "timeout", "reset", "5xx"],
             "window": format_exact_time(window)?,
-            "minimumRequests": self.number_field("minimumNumberOfCalls", 100)?,
-            "percent": self.number_field("failureRateThreshold", 50)?,
+            "minimumRequests": self.read_number("minimumNumberOfCalls", 100)?,
+            "percent": self.read_number("failureRateThreshold", 50)?,
             "slow": {
-                "threshold": format_exact_time(self.time_field("slowCallDurationThreshold", 60_000)?)?,
-                "percent": self.number_field("slowCallRateThreshold", 100)?,
+                "threshold": format_exact_time(self.read_time("slowCallDurationThreshold", 60_000)?)?,
+                "percent": self.read_number("slowCallRateThreshold", 100)?,
             },
-            "openDuration": format_exact_time(self.time_field("waitDurationInOpenState", 60_000)?)?,
-            "halfOpenRequests": self.number_field("permittedNumberOfCallsInHalfOpenState", 10)?,
+            "openDuration": format_exact_time(self.read_time("waitDurationInOpenState", 60_000)?)?,
+            "halfOpenRequests": self.read_number("permittedNumberOfCallsInHalfOpenState", 10)?,
         });
         let spec =
             json!({"targetRefs": target_refs(callee), "trip": trip, "response": {"status": 429}});
@@ -212,8 +213,8 @@ impl ConfigCenterRule<'_> {
         })
     }
 
-    /// Returns a rule with its name, for the requests of the group.
-    fn rule_base(&self) -> Map<String, Value> {
+    /// Creates a native rule with the name of the scene, for the requests of the group.
+    fn new_rule(&self) -> Map<String, Value> {
         let mut rule = Map::new();
         rule.insert("name".to_owned(), json!(self.name.0));
         if !self.group.matches.is_empty() {
@@ -241,26 +242,26 @@ impl ConfigCenterRule<'_> {
     }
 
     fn reject_manual_switch(&self, field: &str) -> Result<(), String> {
-        match self.text_field(field) {
+        match self.read_text(field) {
             Some("true") => Err(format!("{field}: a manual switch has no equivalent")),
             _ => Ok(()),
         }
     }
 
-    fn text_field(&self, field: &str) -> Option<&str> {
+    fn read_text(&self, field: &str) -> Option<&str> {
         find_value(self.values, field)
     }
 
-    fn number_field(&self, field: &str, default: u64) -> Result<u64, String> {
-        match self.text_field(field) {
+    fn read_number(&self, field: &str, default: u64) -> Result<u64, String> {
+        match self.read_text(field) {
             None => Ok(default),
             Some(text) => text.parse().map_err(|_| format!("{field}: {text:?} is not an integer")),
         }
     }
 
-    /// Parses milliseconds, or a number with a unit, as in `10S`.
-    fn time_field(&self, field: &str, default_ms: u64) -> Result<Duration, String> {
-        let Some(text) = self.text_field(field) else {
+    /// Reads milliseconds, or a number with a unit, as in `10S`.
+    fn read_time(&self, field: &str, default_ms: u64) -> Result<Duration, String> {
+        let Some(text) = self.read_text(field) else {
             return Ok(Duration::from_millis(default_ms));
         };
         let uppercase = text.to_ascii_uppercase();
@@ -273,9 +274,9 @@ impl ConfigCenterRule<'_> {
             "H" => 3_600_000,
             _ => return Err(format!("{field}: {text:?} has an unknown unit of time")),
         };
-        let number: u64 =
+        let amount: u64 =
             digits.parse().map_err(|_| format!("{field}: {text:?} is not a duration"))?;
-        Ok(Duration::from_millis(number.saturating_mul(factor)))
+        Ok(Duration::from_millis(amount.saturating_mul(factor)))
     }
 }
 

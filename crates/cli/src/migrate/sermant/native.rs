@@ -37,21 +37,25 @@ pub(super) fn convert_rules(
 ) -> Result<TagRules, String> {
     let mut rules = Vec::new();
     for rule in &original.rules {
-        for matches in convert_match(&rule.matches, differences)? {
+        for matches in convert_match(&rule.request_match, differences)? {
             rules.push(TagRule {
-                matches,
+                request_match: matches,
                 split: convert_split(&rule.split)?,
                 fallback: convert_split(&rule.fallback)?,
                 ..rule.clone()
             });
         }
     }
-    let by_caller = match original.by_caller.as_slice() {
+    let by_caller = match original.caller_rules.as_slice() {
         [] => Vec::new(),
         [rule] => vec![convert_preference(rule, differences)?],
         _ => return Err("only the first matching rule of the kind `tag` applies".to_owned()),
     };
-    Ok(TagRules { rules, fallback_policy: original.fallback_policy.clone(), by_caller })
+    Ok(TagRules {
+        rules,
+        fallback_policy: original.fallback_policy.clone(),
+        caller_rules: by_caller,
+    })
 }
 
 /// Converts lanes to native form.
@@ -64,13 +68,13 @@ pub(super) fn convert_lanes(
         if rule.marks.iter().map(|mark| u64::from(mark.percent)).sum::<u64>() > 100 {
             return Err("the weights of a lane add up to more than 100".to_owned());
         }
-        for mut matches in convert_match(&rule.matches, differences)? {
+        for mut matches in convert_match(&rule.request_match, differences)? {
             let methods: Vec<String> =
                 matches.methods.iter().map(|method| method.to_ascii_uppercase()).collect();
             differences.methods |= methods != matches.methods;
             matches.methods = methods;
             matches.methods.dedup();
-            lanes.push(LaneRule { matches, ..rule.clone() });
+            lanes.push(LaneRule { request_match: matches, ..rule.clone() });
         }
     }
     Ok(lanes)
@@ -120,8 +124,8 @@ fn convert_insensitive(test: &FieldTest) -> Result<FieldTest, String> {
     };
     let texts = texts.iter().map(|text| {
         let text = text.to_lowercase();
-        match ["\\x", "\\u", "\\p", "(?"].iter().find(|part| text.contains(**part)) {
-            Some(part) => Err(format!("its expression {text:?} contains {part:?}")),
+        match ["\\x", "\\u", "\\p", "(?"].iter().find(|construct| text.contains(**construct)) {
+            Some(construct) => Err(format!("its expression {text:?} contains {construct:?}")),
             None => Ok(format!("(?i:{text})")),
         }
     });
@@ -167,12 +171,12 @@ fn convert_preference(
     let [TagTarget { set: TagSet::Any(tags), .. }] = original.split.targets.as_slice() else {
         return Err("a rule of the kind `tag` has several targets".to_owned());
     };
-    let is_same = tags.len() == 1 && tags.values().all(|value| *value == TagValue::Callers);
-    if !is_same || !original.from.tags.is_empty() || original.from.service.is_some() {
+    let is_own_tag = tags.len() == 1 && tags.values().all(|value| *value == TagValue::SameAsCaller);
+    if !is_own_tag || !original.from.tags.is_empty() || original.from.service.is_some() {
         return Err(
             "a rule of the kind `tag` applies to some callers only, or to fixed tags".to_owned()
         );
     }
     differences.callers = true;
-    Ok(CallerRule { goes_on: true, ..original.clone() })
+    Ok(CallerRule { continues: true, ..original.clone() })
 }

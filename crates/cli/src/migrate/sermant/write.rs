@@ -9,14 +9,14 @@ use serde_json::{Map, Value, json};
 /// Writes a rule of a `TagRoute`.
 pub(super) fn write_rule(rule: &TagRule) -> Result<Value, String> {
     let mut manifest = json!({
-        "precedence": rule.precedence,
+        "precedence": rule.priority,
         "split": write_split(&rule.split)?,
         "fallbackPolicy": write_fallbacks(&rule.fallback_policy),
     });
     if let Some(from) = write_callers(&rule.from) {
         manifest["from"] = from;
     }
-    if let Some(matches) = write_match(&rule.matches)? {
+    if let Some(matches) = write_match(&rule.request_match)? {
         manifest["match"] = matches;
     }
     if !rule.fallback.targets.is_empty() {
@@ -33,12 +33,11 @@ pub(super) fn write_preference(rule: &CallerRule) -> Result<Value, String> {
 }
 
 /// Writes a rule of a `Lane`.
-pub(super) fn lane_rule(rule: &LaneRule) -> Result<Value, String> {
+pub(super) fn write_lane_rule(rule: &LaneRule) -> Result<Value, String> {
     let marks = rule.marks.iter();
     let marks = marks.map(|mark| json!({"percent": mark.percent, "headers": mark.headers}));
-    let mut manifest =
-        json!({"precedence": rule.precedence, "marks": marks.collect::<Vec<Value>>()});
-    if let Some(matches) = write_match(&rule.matches)? {
+    let mut manifest = json!({"precedence": rule.priority, "marks": marks.collect::<Vec<Value>>()});
+    if let Some(matches) = write_match(&rule.request_match)? {
         manifest["match"] = matches;
     }
     Ok(manifest)
@@ -63,19 +62,19 @@ fn write_callers(from: &CallerMatch) -> Option<Value> {
 }
 
 fn write_split(split: &TagSplit) -> Result<Value, String> {
-    let target = |target: &TagTarget| match &target.set {
+    let write_target = |write_target: &TagTarget| match &write_target.set {
         TagSet::All(tags) | TagSet::Any(tags) => {
             let tag = |(name, value): (&String, &TagValue)| match value {
-                TagValue::Is(value) => Ok((name.clone(), json!(value))),
-                TagValue::Callers => Err("a split refers to the caller's own tag".to_owned()),
+                TagValue::Exact(value) => Ok((name.clone(), json!(value))),
+                TagValue::SameAsCaller => Err("a split refers to the caller's own tag".to_owned()),
             };
             let tags: Result<Map<String, Value>, String> = tags.iter().map(tag).collect();
-            Ok(json!({"weight": target.weight, "tags": tags?}))
+            Ok(json!({"weight": write_target.weight, "tags": tags?}))
         }
-        TagSet::Default => Ok(json!({"weight": target.weight, "instances": "default"})),
-        TagSet::Every => Ok(json!({"weight": target.weight, "instances": "any"})),
+        TagSet::Default => Ok(json!({"weight": write_target.weight, "instances": "default"})),
+        TagSet::AllInstances => Ok(json!({"weight": write_target.weight, "instances": "any"})),
     };
-    split.targets.iter().map(target).collect()
+    split.targets.iter().map(write_target).collect()
 }
 
 /// Writes `match`; `None` if all requests match.

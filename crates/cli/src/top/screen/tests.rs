@@ -12,7 +12,7 @@ fn named_rate(name: &str, per_second: f64, success: Option<f64>, p99_ms: f64) ->
     }
 }
 
-fn sample_view() -> ScreenContent {
+fn sample_content() -> ScreenContent {
     let sidecar = |workload: &str, cpu_cores| SidecarTraffic {
         workload: workload.to_owned(),
         cpu_cores,
@@ -50,7 +50,7 @@ fn service_names(content: &ScreenContent) -> Vec<&str> {
 
 #[test]
 fn rows_are_sorted_by_the_selected_column_with_missing_values_last() {
-    let mut content = sample_view();
+    let mut content = sample_content();
     for (order, first, last) in [
         (SortOrder::Rate, "shop/stock", "shop/idle"),
         (SortOrder::Success, "shop/cart", "shop/idle"),
@@ -68,7 +68,7 @@ fn rows_are_sorted_by_the_selected_column_with_missing_values_last() {
 
 #[test]
 fn a_large_screen_shows_all_rows() {
-    let mut content = sample_view();
+    let mut content = sample_content();
     content.sort(SortOrder::Rate);
     let style = ScreenStyle { order: SortOrder::Rate, use_color: false };
     let screen = render_screen(&content, ScreenSize { columns: 100, rows: 18 }, style);
@@ -95,8 +95,8 @@ fn a_large_screen_shows_all_rows() {
 }
 
 #[test]
-fn the_view_fits_screens_of_all_sizes() {
-    let mut content = sample_view();
+fn the_content_fits_screens_of_all_sizes() {
+    let mut content = sample_content();
     for number in 0..200 {
         content.traffic.services.push(named_rate(&format!("shop/s{number}"), 1.0, Some(1.0), 1.0));
     }
@@ -113,7 +113,7 @@ fn the_view_fits_screens_of_all_sizes() {
 
 #[test]
 fn the_update_error_is_truncated_and_escaped() {
-    let mut content = sample_view();
+    let mut content = sample_content();
     content.error = Some(format!("refused: \u{1b}[2J\n\u{9b}{}", "x".repeat(500)));
     let style = ScreenStyle { order: SortOrder::Name, use_color: false };
     let screen = render_screen(&content, ScreenSize { columns: 120, rows: 20 }, style);
@@ -124,7 +124,7 @@ fn the_update_error_is_truncated_and_escaped() {
 #[test]
 fn colors_mark_failures_and_are_optional() {
     let style = ScreenStyle { order: SortOrder::Rate, use_color: true };
-    let screen = render_screen(&sample_view(), ScreenSize { columns: 100, rows: 30 }, style);
+    let screen = render_screen(&sample_content(), ScreenSize { columns: 100, rows: 30 }, style);
     let line = |name: &str| screen.lines().find(|line| line.contains(name)).unwrap().to_owned();
     assert!(line("shop/cart").starts_with("\x1b[31m"), "{screen}");
     assert!(line("shop/pay").starts_with("\x1b[33m"), "{screen}");
@@ -134,7 +134,7 @@ fn colors_mark_failures_and_are_optional() {
 
 #[test]
 fn a_mesh_without_traffic_shows_the_reason() {
-    let mut empty = ScreenContent { traffic: TrafficStatus::default(), ..sample_view() };
+    let mut empty = ScreenContent { traffic: TrafficStatus::default(), ..sample_content() };
     assert!(render_all(&empty, OutputFormat::Table).contains("--report-interval off"));
     empty.traffic.report_interval_ms = Some(5_000);
     assert_eq!(
@@ -150,7 +150,7 @@ fn a_mesh_without_traffic_shows_the_reason() {
 
 #[test]
 fn rejections_are_listed_only_if_there_are_any() {
-    let mut content = sample_view();
+    let mut content = sample_content();
     assert!(!render_all(&content, OutputFormat::Table).contains("REJECTED"));
     content.traffic.rejections = vec![RejectionStatus {
         service: "shop/cart".to_owned(),

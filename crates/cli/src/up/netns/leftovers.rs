@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use leno_identity::{create_private_directory, open_lock};
 
-use super::{remove_namespace, run_ip, run_ip_best_effort};
-use crate::data_directory::{MAX_CLEAN_WAIT, MAX_LOCK_WAIT, lock_within};
+use super::{remove_namespace, run_ip, run_ip_for_cleanup};
+use crate::data_directory::{CLEAN_TIMEOUT, LOCK_TIMEOUT, lock_with_timeout};
 
 /// A lock held by the process that created a bridge, for its lifetime. A process ID is not sufficient: it stays
 /// in use as a zombie, and is reused later.
@@ -22,7 +22,7 @@ impl BridgeLock {
     /// Claims the name of a bridge for this process.
     ///
     /// # Errors
-    /// If another process has it, or the lock cannot be written.
+    /// If another process has the name, or the lock cannot be written.
     pub(super) fn new(bridge: &str) -> anyhow::Result<Self> {
         create_private_directory(Path::new(LOCK_DIRECTORY))?;
         let path = lock_path(bridge);
@@ -46,7 +46,7 @@ impl Drop for BridgeLock {
     }
 }
 
-/// The lock of the process that removes leftovers. Others wait, and look for leftovers after the removal.
+/// The lock of the process that removes leftovers. Other processes wait, and look for leftovers after the removal.
 #[derive(Debug)]
 struct CleanupLock {
     _file: File,
@@ -55,26 +55,26 @@ struct CleanupLock {
 impl CleanupLock {
     fn acquire() -> anyhow::Result<Self> {
         create_private_directory(Path::new(LOCK_DIRECTORY))?;
-        let path = Path::new(LOCK_DIRECTORY).join(REMOVAL_LOCK);
+        let path = Path::new(LOCK_DIRECTORY).join(CLEANUP_LOCK_FILE);
         let context = || format!("{} cannot be locked", path.display());
         let file = open_lock(&path).with_context(context)?;
-        // Continue if that process hangs: removing a leftover twice is harmless.
-        if !lock_within(&file, MAX_CLEAN_WAIT).with_context(context)? {
+        // A process that hangs does not block the removal: removing a leftover twice is harmless.
+        if !lock_with_timeout(&file, CLEAN_TIMEOUT).with_context(context)? {
             tracing::warn!("another process has been removing leftovers for a long time");
         }
         Ok(Self { _file: file })
     }
 }
 
-/// Removes the leftovers of all meshes that have ended, and returns their names.
+/// Removes the leftovers of all meshes that have exited, and returns their names.
 ///
 /// # Errors
 /// If there are leftovers, and this process is not permitted to remove them.
 pub(in crate::up) fn remove_leftovers() -> anyhow::Result<Vec<String>> {
     if rustix::process::geteuid().is_root() {
-        return remove(None);
+        return remove_unused(None);
     }
-    let names = [entry_names("/run/netns"), entry_names("/etc/netns"), list_links()].concat();
+    let names = [list_entries("/run/netns"), list_entries("/etc/netns"), list_links()].concat();
     let mut bridges = names.iter().filter_map(|name| bridge_name(name));
     if bridges.any(|bridge| !is_in_use(&bridge)) {
         bail!("removing network namespaces requires root: use sudo");
@@ -86,13 +86,13 @@ pub(in crate::up) fn remove_leftovers() -> anyhow::Result<Vec<String>> {
 /// claimed and not yet created: it belongs to an earlier process with the same ID.
 ///
 /// # Errors
-/// If the lock cannot be taken.
-pub(super) fn remove(own_bridge: Option<&str>) -> anyhow::Result<Vec<String>> {
-    let _removal = CleanupLock::acquire()?;
+/// If the lock cannot be acquired.
+pub(super) fn remove_unused(own_bridge: Option<&str>) -> anyhow::Result<Vec<String>> {
+    let _lock = CleanupLock::acquire()?;
     let mut removed = Vec::new();
     let mut bridges = BTreeSet::new();
     let is_leftover = |bridge: &str| own_bridge == Some(bridge) || !is_in_use(bridge);
-    let namespaces = [entry_names("/run/netns"), entry_names("/etc/netns")].concat();
+    let namespaces = [list_entries("/run/netns"), list_entries("/etc/netns")].concat();
     for name in namespaces.into_iter().collect::<BTreeSet<_>>() {
         let Some(bridge) = bridge_name(&name).filter(|bridge| is_leftover(bridge)) else {
             continue;
@@ -105,7 +105,7 @@ pub(super) fn remove(own_bridge: Option<&str>) -> anyhow::Result<Vec<String>> {
         let Some(bridge) = bridge_name(&name).filter(|bridge| is_leftover(bridge)) else {
             continue;
         };
-        run_ip_best_effort(&["link", "del", &name]);
+        run_ip_for_cleanup(&["link", "del", &name]);
         bridges.insert(bridge);
         removed.push(name);
     }
@@ -140,17 +140,17 @@ fn bridge_name(name: &str) -> Option<String> {
 /// moment to be released.
 fn is_in_use(bridge: &str) -> bool {
     match File::open(lock_path(bridge)) {
-        Ok(lock) => match creator_pid(bridge).is_some_and(runs_leno) {
+        Ok(lock) => match creator_pid(bridge).is_some_and(is_leno_process) {
             true => !matches!(lock.try_lock(), Ok(())),
-            false => !lock_within(&lock, MAX_LOCK_WAIT).unwrap_or(false),
+            false => !lock_with_timeout(&lock, LOCK_TIMEOUT).unwrap_or(false),
         },
         // Older releases create no lock.
-        Err(_) => creator_pid(bridge).is_some_and(runs_leno),
+        Err(_) => creator_pid(bridge).is_some_and(is_leno_process),
     }
 }
 
 /// True if this process ID belongs to Leno and is not a zombie.
-fn runs_leno(pid: u32) -> bool {
+fn is_leno_process(pid: u32) -> bool {
     let process = Path::new("/proc").join(pid.to_string());
     // A zombie has no executable.
     let program = fs::read_link(process.join("exe"));
@@ -183,7 +183,7 @@ struct LinkInfo {
     info_kind: String,
 }
 
-fn entry_names(directory: &str) -> Vec<String> {
+fn list_entries(directory: &str) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
@@ -194,8 +194,8 @@ fn lock_path(bridge: &str) -> PathBuf {
 
 /// The directory of the locks. Like namespaces, they do not survive a reboot.
 const LOCK_DIRECTORY: &str = "/run/leno/netns";
-/// The file of the [`CleanupLock`] lock in it; no bridge has this name.
-const REMOVAL_LOCK: &str = "removal";
+/// The file of the [`CleanupLock`] in that directory; no bridge has this name.
+const CLEANUP_LOCK_FILE: &str = "removal";
 
 #[cfg(test)]
 mod tests {
@@ -226,7 +226,7 @@ mod tests {
     fn zombies_and_other_programs_are_not_running_meshes() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id();
-        // It exits and stays a zombie until `wait`.
+        // The child exits and stays a zombie until `wait`.
         let is_zombie = || {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
             stat.rsplit_once(')').is_some_and(|(_, suffix)| suffix.trim_start().starts_with('Z'))
@@ -234,8 +234,8 @@ mod tests {
         while !is_zombie() {
             std::thread::yield_now();
         }
-        assert!(!runs_leno(pid));
+        assert!(!is_leno_process(pid));
         child.wait().unwrap();
-        assert!(!runs_leno(1) || pid == 1, "the first process of a test machine is no mesh");
+        assert!(!is_leno_process(1) || pid == 1, "the first process of a test machine is no mesh");
     }
 }

@@ -44,13 +44,13 @@ fn the_default_policy_of_the_called_workload_decides() {
     ] {
         let mesh = mesh_with_policies(default_policies);
         let config = client_config(&mesh, "reviews-v1-1", &[]).snapshot.config.clone();
-        let found = match (&config.access, config.inbound.is_dry_run) {
+        let actual = match (&config.access, config.inbound.is_dry_run) {
             (Access::AllowAll, false) => Allow,
             (Access::AllowListed(rules), false) if rules.len() == 1 => Deny,
             (Access::AllowListed(rules), true) if rules.len() == 1 => DryRun,
             other => panic!("{default_policies:?}: {other:?}"),
         };
-        assert_eq!(found, expected, "{default_policies:?}");
+        assert_eq!(actual, expected, "{default_policies:?}");
         // No policy names this client.
         let compiled_config = client_config(&mesh, "stranger-1", &["reviews-v1"]);
         let service_config = &compiled_config.snapshot.services[&service_name("reviews-v1")];

@@ -34,8 +34,8 @@ fn a_port_is_open_if_a_policy_names_its_service() {
     let affected_set = apply_yaml(&mut mesh, INGRESS_POLICY);
     assert!(affected_set.workloads.contains(&workload_name("reviews-v1-1")), "{affected_set:?}");
     assert_eq!(ingress_rules(&mesh, "details-1"), []);
-    let found = ingress_rules(&mesh, "reviews-v1-1");
-    let [rule] = found.as_slice() else { panic!("{found:?}") };
+    let compiled_rules = ingress_rules(&mesh, "reviews-v1-1");
+    let [rule] = compiled_rules.as_slice() else { panic!("{compiled_rules:?}") };
     assert_eq!((rule.port, &rule.protocol), (9082, &IngressProtocol::Http));
     let ranges = |rule: &IngressRule| {
         let ranges = rule.ranges.iter().flatten().map(ToString::to_string);
@@ -82,8 +82,8 @@ fn only_the_first_policy_opens_a_port() {
     let second =
         INGRESS_POLICY.replace("IngressBackend", "AccessControl").replace("name: web,", "name: a,");
     apply_yaml(&mut mesh, &second);
-    let found = ingress_rules(&mesh, "reviews-v1-1");
-    let names: Vec<String> = found.iter().map(|rule| rule.policy.to_string()).collect();
+    let compiled_rules = ingress_rules(&mesh, "reviews-v1-1");
+    let names: Vec<String> = compiled_rules.iter().map(|rule| rule.policy.to_string()).collect();
     assert_eq!(names, ["IngressBackend bookinfo/z"]);
     let problems: Vec<Vec<String>> =
         mesh.ingress_policies().map(|policy| policy_problems(&mesh, policy)).collect();
@@ -108,8 +108,8 @@ fn a_port_is_opened_with_one_protocol_for_all_its_services() {
     // A duplicate is not a contradiction.
     assert_eq!(ingress_rules(&mesh, "reviews-v1-1").len(), 2);
     apply_yaml(&mut mesh, &other.replace("protocol: http", "protocol: grpc"));
-    let found = ingress_rules(&mesh, "reviews-v1-1");
-    let [rule] = found.as_slice() else { panic!("{found:?}") };
+    let compiled_rules = ingress_rules(&mesh, "reviews-v1-1");
+    let [rule] = compiled_rules.as_slice() else { panic!("{compiled_rules:?}") };
     assert_eq!(
         (rule.policy.to_string().as_str(), &rule.protocol),
         ("IngressBackend bookinfo/web", &IngressProtocol::Http)
@@ -127,7 +127,7 @@ fn a_port_is_opened_with_one_protocol_for_all_its_services() {
 }
 
 #[test]
-fn a_missing_group_admits_nothing() {
+fn a_missing_group_matches_no_request() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     apply_yaml(
         &mut mesh,
@@ -157,9 +157,9 @@ fn egress_rules_apply_only_if_egress_is_denied() {
     config.egress = Egress::Deny;
     mesh.apply(Change::Upsert(Object::MeshConfig(config)));
     let config = workload_config(&mesh, "reviews-v1-1");
-    let found: Vec<_> =
+    let compiled_rules: Vec<_> =
         config.egress_rules.iter().map(|rule| (rule.port, rule.matched_by)).collect();
-    assert_eq!(found, [(443, MatchedBy::ServerName), (25, MatchedBy::Address)]);
+    assert_eq!(compiled_rules, [(443, MatchedBy::ServerName), (25, MatchedBy::Address)]);
     // The protocol carries no host name.
     assert!(config.egress_rules[1].hosts.is_empty());
     assert_eq!(workload_config(&mesh, "details-1").egress_rules, []);

@@ -159,7 +159,7 @@ fn reviews_endpoints_with(policy: &str) -> Vec<(String, bool)> {
     let before = compile_config(&mesh, &client, &used, &mut service_configs);
     assert_eq!(service_endpoints(&before, "reviews-v1").len(), 2);
     for object in parse_objects(policy) {
-        service_configs.mark_outdated(&mesh.apply(Change::Upsert(object)));
+        service_configs.mark_stale(&mesh.apply(Change::Upsert(object)));
     }
     let after = service_endpoints(
         &compile_config(&mesh, &client, &used, &mut service_configs),
@@ -278,9 +278,9 @@ fn clients_of_a_gateway_are_external() {
     mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("edge-liar"))));
     mesh.apply(Change::Upsert(Object::Service(edge)));
     let entry_of = |mesh: &Mesh, address| {
-        let found =
+        let actual =
             address_entries(mesh, &BTreeSet::from([address]), &mut ServiceConfigCache::default());
-        AddressEntry::clone(&found.by_address[&address])
+        AddressEntry::clone(&actual.by_address[&address])
     };
     assert_eq!(
         [entry_of(&mesh, pod), entry_of(&mesh, address)],

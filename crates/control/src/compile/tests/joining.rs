@@ -46,10 +46,10 @@ fn all_endpoints() -> [(String, bool); 3] {
 
 /// True if sidecars balance connections to the address of the service.
 pub(super) fn is_balanced(mesh: &Mesh) -> bool {
-    let found =
+    let actual =
         address_entries(mesh, &BTreeSet::from([ADDRESS]), &mut ServiceConfigCache::default());
-    assert!(found.dependencies.contains(&service_name("reviews-v1")));
-    *found.by_address[&ADDRESS] == AddressEntry::Service(service_name("reviews-v1"))
+    assert!(actual.dependencies.contains(&service_name("reviews-v1")));
+    *actual.by_address[&ADDRESS] == AddressEntry::Service(service_name("reviews-v1"))
 }
 
 fn rate_limit(spec: &str) -> Object {
@@ -92,7 +92,7 @@ fn a_pod_with_a_sidecar_that_is_not_ready_changes_nothing() {
 }
 
 #[test]
-fn a_service_with_sidecars_alone_is_never_called_in_plaintext() {
+fn a_service_whose_pods_all_have_sidecars_is_never_called_in_plaintext() {
     let mut mesh = cluster_with_unmeshed(BOOKINFO, &[]);
     set_ready(&mut mesh, false);
     assert!(is_balanced(&mesh));
@@ -118,10 +118,10 @@ fn a_service_whose_pods_may_join_is_balanced_before_the_first_joins() {
     let joining = |mesh: &mut Mesh, marked: &[&str]| {
         for name in ["reviews-v1-7", "reviews-v1-8"] {
             let key = service_name("reviews-v1");
-            let found = mesh
+            let actual = mesh
                 .unmeshed_workloads_of(&key)
                 .find(|workload| workload.name == workload_name(name));
-            let mut plain = found.unwrap().clone();
+            let mut plain = actual.unwrap().clone();
             plain.labels.remove(JOINING_LABEL);
             if marked.contains(&name) {
                 plain.labels.insert(JOINING_LABEL.to_owned(), String::new());
@@ -276,16 +276,17 @@ fn a_headless_service_resolves_to_each_pod() {
     let (meshed, plain) = (IpAddr::from([10, 9, 0, 9]), IpAddr::from([10, 9, 0, 1]));
     mesh.apply(Change::Upsert(Object::Workload(Workload { address: meshed, ..workload })));
     let name = service_name("reviews-v1");
-    let addresses_of =
-        |mesh: &Mesh| dns_record(mesh, &BTreeSet::from([name.clone()]))[&name].addresses().to_vec();
+    let addresses_of = |mesh: &Mesh| {
+        dns_records(mesh, &BTreeSet::from([name.clone()]))[&name].addresses().to_vec()
+    };
     assert_eq!(addresses_of(&mesh), [plain, meshed]);
-    let found = address_entries(
+    let actual = address_entries(
         &mesh,
         &BTreeSet::from([meshed, plain]),
         &mut ServiceConfigCache::default(),
     );
-    assert!(matches!(&*found.by_address[&meshed], AddressEntry::Workload { .. }));
-    assert_eq!(*found.by_address[&plain], AddressEntry::External);
+    assert!(matches!(&*actual.by_address[&meshed], AddressEntry::Workload { .. }));
+    assert_eq!(*actual.by_address[&plain], AddressEntry::External);
     // No DNS record contains a pod with a sidecar that cannot start.
     set_ready(&mut mesh, false);
     assert_eq!(addresses_of(&mesh), [plain]);

@@ -47,7 +47,7 @@ fn render_limits(yaml: &str, name: &str) -> Vec<(u16, Vec<String>)> {
 }
 
 #[test]
-fn limits_are_at_the_target_ports_of_their_services_each_policy_once() {
+fn limits_apply_once_per_policy_at_the_target_ports_of_their_services() {
     let yaml = format!("{BOOKINFO}{RATE_LIMITS}");
     let both = || "RateLimit bookinfo/both".to_owned();
     // The port of `reviews-beta` is named by `both`, which is more specific than the service's setting.
@@ -101,18 +101,24 @@ spec:
 "#;
 
 #[test]
-fn request_checks_are_at_the_target_ports_of_their_services_one_of_a_kind_for_each() {
+fn request_checks_apply_once_per_kind_at_the_target_ports_of_their_services() {
     let checks = |yaml: &str, name: &str| {
         let mesh = mesh_with_sidecars(yaml);
         let workload = mesh.workload(&workload_name(name)).unwrap();
         let used = used_services(workload, &BTreeSet::new());
         let compiled_config =
             compile_config(&mesh, workload, &used, &mut ServiceConfigCache::default());
-        let of_port = |(port, checks): (&u16, &Vec<leno_model::PortCheck>)| {
+        let checks_of_port = |(port, checks): (&u16, &Vec<leno_model::PortCheck>)| {
             let names = checks.iter().map(|check| check.policy.to_string());
             (*port, names.collect::<Vec<_>>())
         };
-        compiled_config.snapshot.config.request_checks.iter().map(of_port).collect::<Vec<_>>()
+        compiled_config
+            .snapshot
+            .config
+            .request_checks
+            .iter()
+            .map(checks_of_port)
+            .collect::<Vec<_>>()
     };
     let yaml = format!("{BOOKINFO}{REQUEST_CHECKS}");
     let named = |kind: &str, name: &str| format!("{kind} bookinfo/{name}");

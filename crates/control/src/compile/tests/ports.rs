@@ -28,7 +28,7 @@ fn application_ports(address: &str, declared: &str, services: &[&str]) -> Vec<(u
 }
 
 #[test]
-fn services_declare_the_protocols_that_an_application_does_not() {
+fn services_declare_the_protocols_of_ports_that_an_application_does_not_declare() {
     let grpc = "port: 7070, name: grpc-a";
     assert_eq!(application_ports("192.0.2.7", "", &[grpc]), [(7070, Protocol::Grpc)]);
     assert_eq!(

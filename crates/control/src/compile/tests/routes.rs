@@ -8,7 +8,7 @@ use crate::fixture::parse_objects;
 
 #[test]
 fn on_a_port_with_both_kinds_of_routes_only_grpc_routes_apply() {
-    let more = r#"
+    let added_objects = r#"
 ---
 apiVersion: gateway.networking.k8s.io/v1
 kind: GRPCRoute
@@ -26,24 +26,24 @@ spec:
         port.rules.iter().map(|rule| rule.kind.as_str()).collect::<Vec<_>>()
     };
     assert!(rules(BOOKINFO).iter().all(|kind| *kind == "HTTPRoute"));
-    assert_eq!(rules(&format!("{BOOKINFO}{more}")), ["GRPCRoute"]);
-    let other_port =
-        more.replace("name: reviews, port: 9080}]\n  rules", "name: reviews, port: 1}]\n  rules");
+    assert_eq!(rules(&format!("{BOOKINFO}{added_objects}")), ["GRPCRoute"]);
+    let other_port = added_objects
+        .replace("name: reviews, port: 9080}]\n  rules", "name: reviews, port: 1}]\n  rules");
     assert!(rules(&format!("{BOOKINFO}{other_port}")).iter().all(|kind| *kind == "HTTPRoute"));
 }
 
 #[test]
-fn of_several_routes_the_older_comes_first_and_then_the_first_by_name() {
-    let route = |kind: &str, name: &str, more: &str| {
+fn older_routes_come_first_and_then_the_first_by_name() {
+    let route = |kind: &str, name: &str, extra_fields: &str| {
         format!(
             "---\napiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\nmetadata: {{name: {name}, \
              namespace: bookinfo}}\nspec:\n  parentRefs: [{{group: \"\", kind: Service, name: \
-             details}}]\n  {more}rules: [{{backendRefs: [{{name: {name}, port: 9080}}]}}]\n"
+             details}}]\n  {extra_fields}rules: [{{backendRefs: [{{name: {name}, port: 9080}}]}}]\n"
         )
     };
     let (host, names) = ("hostnames: [a.example]\n  ", ["a", "b", "c"]);
     let routes = [("HTTPRoute", ""), ("TCPRoute", ""), ("TLSRoute", host)]
-        .map(|(kind, more)| names.map(|name| route(kind, name, more)).concat());
+        .map(|(kind, extra_fields)| names.map(|name| route(kind, name, extra_fields)).concat());
     let mut mesh = mesh_with_sidecars(&[BOOKINFO, &routes.concat()].concat());
     let order = |mesh: &Mesh| {
         let details = mesh.service(&service_name("details")).unwrap();

@@ -54,7 +54,7 @@ fn endpoints_carry_the_labels_that_rules_of_their_service_name() {
 }
 
 #[test]
-fn lanes_are_at_the_target_ports_of_their_service() {
+fn lane_rules_apply_at_the_target_ports_of_their_service() {
     let snapshot = compile_snapshot(&format!("{BOOKINFO}{RULES}"), "reviews-v2-1");
     let lanes: Vec<(u16, usize)> =
         snapshot.config.lanes.iter().map(|(port, rules)| (*port, rules.len())).collect();

@@ -57,16 +57,19 @@ fn a_sentence_names_the_reason_the_sidecar_and_the_deciding_policy() {
         ("no-route", "; decided by HTTPRoute shop/canary"),
         ("no-endpoint", ""),
     ] {
-        let found = describe_rejection(&rejection_status(reason, "server", &[]), objects);
+        let sentence = describe_rejection(&rejection_status(reason, "server", &[]), objects);
         let start = format!(
             "shop/api: the mesh rejects 75.00 % of the requests with {reason} at the sidecar shop/api-1"
         );
-        assert_eq!(found, format!("{start}{expected}"));
+        assert_eq!(sentence, format!("{start}{expected}"));
     }
     let reported =
         rejection_status("rate-limited", "server", &["RateLimit shop/a", "RateLimit shop/b"]);
-    let found = describe_rejection(&reported, objects);
-    assert!(found.ends_with("; decided by one of RateLimit shop/a, RateLimit shop/b"), "{found}");
+    let sentence = describe_rejection(&reported, objects);
+    assert!(
+        sentence.ends_with("; decided by one of RateLimit shop/a, RateLimit shop/b"),
+        "{sentence}"
+    );
 }
 
 #[test]
@@ -81,20 +84,20 @@ fn an_account_and_a_service_with_the_same_name_are_different_destinations() {
         [policy_status("RateLimit", "shop/acct"), policy_status("TrafficTarget", "shop/api")];
     let objects = Objects { workloads: &workloads, routes: &[], policies: &policies };
     for reason in ["rate-limited", "no-policy-route"] {
-        let found = describe_rejection(&rejection_status(reason, "server", &[]), objects);
-        assert!(!found.contains("decided by"), "{found}");
+        let sentence = describe_rejection(&rejection_status(reason, "server", &[]), objects);
+        assert!(!sentence.contains("decided by"), "{sentence}");
     }
 }
 
 #[test]
-fn without_any_policy_it_states_that_none_allows_it() {
+fn a_rejection_without_policies_states_that_no_policy_allows_the_request() {
     let none = Objects { workloads: &[], routes: &[], policies: &[] };
-    let found = describe_rejection(&rejection_status("denied-outbound", "client", &[]), none);
+    let sentence = describe_rejection(&rejection_status("denied-outbound", "client", &[]), none);
     let end = "at the sidecar of its clients shop/api-1; no policy allows it";
-    assert!(found.ends_with(end), "{found}");
-    let found = rejection_hint(&rejection_status("denied-outbound", "client", &[]));
+    assert!(sentence.ends_with(end), "{sentence}");
+    let sentence = rejection_hint(&rejection_status("denied-outbound", "client", &[]));
     assert_eq!(
-        found,
+        sentence,
         "leno explain denied-outbound shows its meaning and hint; leno diagnose shop/web-1 --to shop/api"
     );
 }
@@ -103,25 +106,25 @@ fn without_any_policy_it_states_that_none_allows_it() {
 #[test]
 fn a_rejection_counted_only_by_the_client_is_not_attributed_to_its_sidecar() {
     let none = Objects { workloads: &[], routes: &[], policies: &[] };
-    let found = describe_rejection(&rejection_status("denied-by-policy", "client", &[]), none);
+    let sentence = describe_rejection(&rejection_status("denied-by-policy", "client", &[]), none);
     let end = "with denied-by-policy, counted by the sidecar of its clients shop/api-1";
-    assert!(found.ends_with(end), "{found}");
+    assert!(sentence.ends_with(end), "{sentence}");
 }
 
 #[test]
-fn no_policy_is_named_where_none_allowed_the_request() {
+fn a_rejection_names_no_policy_if_none_allowed_the_request() {
     // It may be newer than the rejections.
     let policies =
         [policy_status("AccessPolicy", "shop/api"), policy_status("TrafficTarget", "shop/api")];
     let objects = Objects { workloads: &[], routes: &[], policies: &policies };
     for reason in ["denied", "denied-outbound"] {
-        let found = describe_rejection(&rejection_status(reason, "client", &[]), objects);
-        assert!(found.ends_with("; no policy allows it"), "{found}");
-        let found = describe_rejection(
+        let sentence = describe_rejection(&rejection_status(reason, "client", &[]), objects);
+        assert!(sentence.ends_with("; no policy allows it"), "{sentence}");
+        let sentence = describe_rejection(
             &rejection_status(reason, "server", &["AccessPolicy shop/audit"]),
             objects,
         );
-        assert!(found.ends_with("; decided by AccessPolicy shop/audit"), "{found}");
+        assert!(sentence.ends_with("; decided by AccessPolicy shop/audit"), "{sentence}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Rejections derived from sidecars' reports.
 
-use leno_discovery::traffic::CLASSES;
+use leno_discovery::traffic::STATUS_CLASSES;
 use leno_model::{Change, Gateway, Object, ServiceAccount};
 
 use super::super::History;
@@ -8,7 +8,7 @@ use super::*;
 use crate::fixture::{BOOKINFO, mesh_with_sidecars, service_name, workload_name};
 
 fn traffic_series(direction: Direction, requests: u64, reasons: &[(Reason, u64)]) -> TrafficSeries {
-    let mut classes = [0; CLASSES];
+    let mut classes = [0; STATUS_CLASSES];
     classes[2] = requests;
     TrafficSeries {
         direction,
@@ -61,9 +61,9 @@ fn a_rejection_by_the_server_names_its_sidecar_its_policy_and_its_share() {
     let client =
         traffic_report(vec![traffic_series(Direction::Outbound, 40, &limited)], Vec::new());
     history.record_report(&mesh, &workload_name("productpage-1"), &client, at_second(5));
-    let found = history.traffic_status(&mesh, at_second(5), None).rejections;
+    let statuses = history.traffic_status(&mesh, at_second(5), None).rejections;
     assert_eq!(
-        (&*found[0].side, &found[0].sidecars[..]),
+        (&*statuses[0].side, &statuses[0].sidecars[..]),
         ("client", &["bookinfo/productpage-1".to_owned()][..])
     );
     let server = traffic_report(
@@ -137,8 +137,8 @@ fn a_rejection_names_policy_and_server_where_the_client_reports_another_service(
             at_second(6),
         );
     }
-    let found = history.traffic_status(&mesh, at_second(6), None).rejections;
-    let found: Vec<_> = found
+    let statuses = history.traffic_status(&mesh, at_second(6), None).rejections;
+    let statuses: Vec<_> = statuses
         .iter()
         .map(|rejection| {
             (
@@ -156,7 +156,7 @@ fn a_rejection_names_policy_and_server_where_the_client_reports_another_service(
         ("bookinfo/details-v1", 30, "server", server(), policy("few")),
         ("bookinfo/metrics", 30, "server", server(), policy("of-metrics")),
     ];
-    assert_eq!(found, expected);
+    assert_eq!(statuses, expected);
 }
 
 #[test]
@@ -180,8 +180,8 @@ fn a_rejection_of_a_routed_request_names_the_policy_of_the_called_service() {
     let mut history = History::default();
     let sent = traffic_report(vec![sent], vec![rule_match("own"), rule_match("other")]);
     history.record_report(&mesh, &workload_name("productpage-1"), &sent, at_second(5));
-    let found = history.traffic_status(&mesh, at_second(5), None).rejections;
-    assert_eq!(found[0].policies, ["CircuitBreaker bookinfo/own"]);
+    let statuses = history.traffic_status(&mesh, at_second(5), None).rejections;
+    assert_eq!(statuses[0].policies, ["CircuitBreaker bookinfo/own"]);
 }
 
 #[test]
@@ -207,12 +207,12 @@ fn rejections_of_clients_without_a_sidecar_count_for_the_server() {
     let server =
         traffic_report(vec![unmeshed, traffic_series(Direction::Inbound, 20, &[])], Vec::new());
     history.record_report(&mesh, &workload_name("details-1"), &server, at_second(5));
-    let found = history.traffic_status(&mesh, at_second(5), None).rejections;
-    assert_eq!((found[0].requests, found[0].share, &*found[0].side), (10, 0.25, "server"));
+    let statuses = history.traffic_status(&mesh, at_second(5), None).rejections;
+    assert_eq!((statuses[0].requests, statuses[0].share, &*statuses[0].side), (10, 0.25, "server"));
 }
 
 #[test]
-fn failures_of_peers_and_applications_are_no_rejections() {
+fn failures_of_peers_and_applications_are_not_rejections() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     let failures = [(Reason::ConnectFailed, 5), (Reason::DownstreamClosed, 5)];
@@ -229,7 +229,7 @@ fn failures_of_peers_and_applications_are_no_rejections() {
 }
 
 #[test]
-fn invented_names_are_not_recorded() {
+fn rejections_for_missing_services_are_not_recorded() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     let denied = [(Reason::Denied, 1)];
@@ -246,8 +246,8 @@ fn invented_names_are_not_recorded() {
         vec![rule_matches()],
     );
     history.record_report(&mesh, &workload_name("details-1"), &sent, at_second(5));
-    let found = history.traffic_status(&mesh, at_second(5), None).rejections;
-    assert!(found[0].policies.is_empty(), "there is no such RateLimit");
+    let statuses = history.traffic_status(&mesh, at_second(5), None).rejections;
+    assert!(statuses[0].policies.is_empty(), "there is no such RateLimit");
 }
 
 #[test]
@@ -272,8 +272,8 @@ fn rejections_of_requests_to_no_service_count_for_their_client() {
         Vec::new(),
     );
     history.record_report(&mesh, &workload_name("productpage-1"), &client, at_second(5));
-    let found = history.traffic_status(&mesh, at_second(5), None).rejections;
-    let found: Vec<_> = found
+    let statuses = history.traffic_status(&mesh, at_second(5), None).rejections;
+    let statuses: Vec<_> = statuses
         .iter()
         .map(|rejection| {
             (
@@ -291,7 +291,7 @@ fn rejections_of_requests_to_no_service_count_for_their_client() {
         ("", "egress-denied", 6, 0.15, "client", &client),
         ("", "unknown-service", 30, 0.75, "client", &client),
     ];
-    assert_eq!(found, expected);
+    assert_eq!(statuses, expected);
     history.evict_expired(&mesh, at_second(4000));
     assert!(history.rejections.outbound.is_empty() && history.rejections.external.is_empty());
 }
@@ -326,8 +326,8 @@ fn requests_with_an_unreadable_head_count_for_their_client() {
     assert_eq!(history.traffic_status(&mesh, at_second(5), None).rejections, []);
     let sent = traffic_report(vec![series], Vec::new());
     history.record_report(&mesh, &workload_name("productpage-1"), &sent, at_second(5));
-    let found = history.traffic_status(&mesh, at_second(5), None).rejections;
-    let found: Vec<_> = found
+    let statuses = history.traffic_status(&mesh, at_second(5), None).rejections;
+    let statuses: Vec<_> = statuses
         .iter()
         .map(|rejection| {
             (
@@ -346,7 +346,7 @@ fn requests_with_an_unreadable_head_count_for_their_client() {
         ("", "head-too-large", 30, 0.5, client),
         ("", "unsupported", 1, 1.0 / 60.0, client),
     ];
-    assert_eq!(found, expected);
+    assert_eq!(statuses, expected);
 }
 
 const DECIDING: &str = "
@@ -421,7 +421,7 @@ fn each_reason_with_a_deciding_policy_names_it() {
         let series = traffic_series(Direction::Outbound, 40, &[(reason, 30)]);
         let sent = traffic_report(vec![series], rules.clone());
         history.record_report(&mesh, &workload_name("productpage-1"), &sent, at_second(5));
-        let found = history.traffic_status(&mesh, at_second(5), None).rejections;
-        assert_eq!(found[0].policies, [format!("{kind} bookinfo/own")], "{}", reason.label());
+        let statuses = history.traffic_status(&mesh, at_second(5), None).rejections;
+        assert_eq!(statuses[0].policies, [format!("{kind} bookinfo/own")], "{}", reason.label());
     }
 }

@@ -47,7 +47,7 @@ impl Program {
         let path = format!("/token?workload=shop/{name}");
         let (_, text) = admin::query_admin(&socket, "POST", &path).await.unwrap();
         let bundle = JoinBundle::parse(&text).unwrap();
-        join_with(&bundle, bundle.control[0], &workload_name(name)).await.unwrap()
+        join_with(&bundle, bundle.control_addresses[0], &workload_name(name)).await.unwrap()
     }
 
     /// Returns the process's CPU time so far.
@@ -124,7 +124,8 @@ fn figures_of_a_flood_of_pairs() {
         let program = Program::start(program, &large_mesh(SERVICES)).await;
         let identity = program.join_identity("client-1").await;
         let services: Vec<ServiceName> = (0..SERVICES).map(numbered_service).collect();
-        let (address, trust_domain) = (program.bundle.control[0], &program.bundle.trust_domain);
+        let (address, trust_domain) =
+            (program.bundle.control_addresses[0], &program.bundle.trust_domain);
         let start = Instant::now();
         let mut proxy = Proxy::connect_to(address, trust_domain, &identity, &services).await;
         proxy.wait_for_update(|update| update.snapshot.services.len() == SERVICES).await;

@@ -15,8 +15,8 @@ pub(in crate::resource) fn to_wire((port, rules): (&u16, &Vec<LaneRule>)) -> pro
     let rule = |rule: &LaneRule| proto::LaneRule {
         source: Some(source_to_wire(&rule.origin)),
         index: rule.origin.index,
-        precedence: rule.precedence,
-        matches: match_to_wire(&rule.matches),
+        precedence: rule.priority,
+        matches: match_to_wire(&rule.request_match),
         marks: rule.marks.iter().map(mark).collect(),
     };
     proto::LanePort { port: u32::from(*port), rules: rules.iter().map(rule).collect() }
@@ -34,8 +34,8 @@ pub(in crate::resource) fn from_wire(
         Ok(LaneRule {
             origin: origin_from_wire(&source, wire.index)
                 .map_err(|invalid| invalid.with_parent("source"))?,
-            precedence: wire.precedence,
-            matches: match_from_wire(wire.matches)?,
+            priority: wire.precedence,
+            request_match: match_from_wire(wire.matches)?,
             marks: convert_each("marks", wire.marks, mark)?,
         })
     };

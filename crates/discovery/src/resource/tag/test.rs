@@ -9,7 +9,7 @@ use crate::proto;
 use crate::resource::field::{InvalidField, convert_each, parse_name};
 use crate::resource::request;
 
-/// Absent if all callers match.
+/// Encodes caller conditions; `None` if all callers match.
 pub(super) fn callers_to_wire(from: &CallerMatch) -> Option<proto::CallerMatch> {
     (*from != CallerMatch::default()).then(|| proto::CallerMatch {
         service: from.service.as_ref().map(ToString::to_string),
@@ -34,7 +34,7 @@ fn quorum_from_wire(one_is_enough: bool) -> Quorum {
     if one_is_enough { Quorum::One } else { Quorum::All }
 }
 
-/// Absent if all requests match.
+/// Encodes request conditions; `None` if all requests match.
 pub(super) fn match_to_wire(matches: &TagMatch) -> Option<proto::TagMatch> {
     let request = RequestMatch {
         path: matches.path.clone(),
@@ -134,7 +134,7 @@ fn text_relation_from_wire(number: i32) -> Result<TextRelation, InvalidField> {
         Ok(proto::TextRelation::Regex) => Ok(TextRelation::Regex),
         Ok(proto::TextRelation::In) => Ok(TextRelation::In),
         Ok(proto::TextRelation::Not) => Ok(TextRelation::Not),
-        Ok(proto::TextRelation::Unspecified) | Err(_) => Err(unknown_relation(number)),
+        Ok(proto::TextRelation::Unspecified) | Err(_) => Err(unknown_relation_error(number)),
     }
 }
 
@@ -154,10 +154,10 @@ fn number_relation_from_wire(number: i32) -> Result<NumberRelation, InvalidField
         Ok(proto::NumberRelation::AtLeast) => Ok(NumberRelation::AtLeast),
         Ok(proto::NumberRelation::Below) => Ok(NumberRelation::Below),
         Ok(proto::NumberRelation::AtMost) => Ok(NumberRelation::AtMost),
-        Ok(proto::NumberRelation::Unspecified) | Err(_) => Err(unknown_relation(number)),
+        Ok(proto::NumberRelation::Unspecified) | Err(_) => Err(unknown_relation_error(number)),
     }
 }
 
-fn unknown_relation(number: i32) -> InvalidField {
+fn unknown_relation_error(number: i32) -> InvalidField {
     InvalidField::new("relation", format!("{number} is not a comparison of this version"))
 }

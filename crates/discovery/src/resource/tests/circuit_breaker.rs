@@ -56,12 +56,15 @@ pub(super) fn any_duration() -> impl Strategy<Value = Duration> {
 
 fn too_many() -> impl Strategy<Value = FailureThreshold> {
     let nonzero = || prop::option::of(1..u32::MAX);
-    (nonzero(), nonzero()).prop_map(|(share_ppm, number)| FailureThreshold { share_ppm, number })
+    (nonzero(), nonzero())
+        .prop_map(|(share_ppm, number)| FailureThreshold { share_ppm, count: number })
 }
 
 fn any_trip() -> impl Strategy<Value = TripConditions> {
-    let slow = (any_duration(), too_many())
-        .prop_map(|(threshold, too_many)| SlowRequests { threshold, too_many });
+    let slow = (any_duration(), too_many()).prop_map(|(threshold, too_many)| SlowRequests {
+        min_duration: threshold,
+        threshold: too_many,
+    });
     let counts = (1..=60_u8, any::<u32>(), prop::option::of(1..u32::MAX), 1..u32::MAX);
     (any_duration(), any_duration(), too_many(), prop::option::of(slow), counts).prop_map(
         |(
@@ -75,7 +78,7 @@ fn any_trip() -> impl Strategy<Value = TripConditions> {
             window,
             buckets,
             requests_min,
-            failed,
+            failure_threshold: failed,
             consecutive_failures,
             slow,
             open_duration,

@@ -8,7 +8,7 @@ use leno_model::{
 use super::*;
 
 fn any_sampling() -> impl Strategy<Value = Sampling> {
-    (0..=1_000_000_u32).prop_map(|millionths| Sampling::of_millionths(millionths).unwrap())
+    (0..=1_000_000_u32).prop_map(|millionths| Sampling::from_millionths(millionths).unwrap())
 }
 
 pub(super) fn any_observability() -> impl Strategy<Value = Observability> {
@@ -92,7 +92,7 @@ fn an_invalid_setting_is_rejected_with_its_field() {
     let collector = parse(Signal::Traces, CollectorProtocol::Zipkin);
     let metrics = MetricsPush {
         collector: parse(Signal::Metrics, CollectorProtocol::OtlpGrpc),
-        interval: MetricsPush::INTERVAL,
+        interval: MetricsPush::DEFAULT_INTERVAL,
     };
     let logs = parse(Signal::Logs, CollectorProtocol::OtlpGrpc);
     let access_log = AccessLog { collector: Some(logs), ..AccessLog::json() };

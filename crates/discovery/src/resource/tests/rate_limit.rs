@@ -37,7 +37,7 @@ pub(super) fn any_port_limits() -> impl Strategy<Value = BTreeMap<u16, Vec<PortL
 }
 
 fn any_concurrency() -> impl Strategy<Value = Concurrency> {
-    let requests = || 1..=Rate::MAX_COUNT;
+    let requests = || 1..=Rate::MAX_TOKENS;
     let adaptive = prop::option::of((requests(), 1..=u16::MAX));
     (requests(), adaptive, any_fixed_response()).prop_map(|(requests, adaptive, response)| {
         let adaptive =
@@ -51,7 +51,7 @@ fn any_concurrency() -> impl Strategy<Value = Concurrency> {
 
 fn any_rate() -> impl Strategy<Value = Rate> {
     let time = (1..=24 * 3600_u64).prop_map(Duration::from_secs);
-    (1..=Rate::MAX_COUNT, time, 1..=Rate::MAX_SIZE).prop_map(|(count, time, size)| Rate {
+    (1..=Rate::MAX_TOKENS, time, 1..=Rate::MAX_BUCKET_SIZE).prop_map(|(count, time, size)| Rate {
         count,
         time,
         size,
@@ -137,7 +137,7 @@ fn an_invalid_concurrency_limit_is_rejected_with_its_field() {
     };
     for (requests, adaptive, field) in [
         (0, None, "policies[0].concurrency.requests"),
-        (Rate::MAX_COUNT + 1, None, "policies[0].concurrency.requests"),
+        (Rate::MAX_TOKENS + 1, None, "policies[0].concurrency.requests"),
         (4, adaptive(5, 50), "policies[0].concurrency.adaptive.min_concurrency"),
         (4, adaptive(0, 50), "policies[0].concurrency.adaptive.min_concurrency"),
         (4, adaptive(4, 0), "policies[0].concurrency.adaptive.latency_tolerance_percent"),

@@ -15,7 +15,11 @@ use super::{any_name, any_request_match, service_name};
 
 pub(super) fn any_tag_rules() -> impl Strategy<Value = TagRules> {
     (vec(any_tag_rule(), 0..3), any_fallback_policy(), vec(caller_rule(), 0..2)).prop_map(
-        |(rules, fallback_policy, by_caller)| TagRules { rules, fallback_policy, by_caller },
+        |(rules, fallback_policy, by_caller)| TagRules {
+            rules,
+            fallback_policy,
+            caller_rules: by_caller,
+        },
     )
 }
 
@@ -31,8 +35,8 @@ pub(super) fn any_lanes() -> impl Strategy<Value = BTreeMap<u16, Vec<LaneRule>>>
     let rule = (any_origin(), any::<i32>(), any_tag_match(), vec(mark, 0..3));
     let rule = rule.prop_map(|(origin, precedence, matches, marks)| LaneRule {
         origin,
-        precedence,
-        matches,
+        priority: precedence,
+        request_match: matches,
         marks,
     });
     btree_map(1u16.., vec(rule, 0..3), 0..3)
@@ -76,9 +80,9 @@ fn any_tag_rule() -> impl Strategy<Value = TagRule> {
             |(origin, precedence, from, matches, (split, fallback), fallback_policy, sticky)| {
                 TagRule {
                     origin,
-                    precedence,
+                    priority: precedence,
                     from,
-                    matches,
+                    request_match: matches,
                     split,
                     fallback,
                     fallback_policy,
@@ -96,18 +100,18 @@ fn caller_rule() -> impl Strategy<Value = CallerRule> {
             split,
             min_percent,
             min_total,
-            goes_on,
+            continues: goes_on,
         })
 }
 
 fn any_tag_split() -> impl Strategy<Value = TagSplit> {
-    let value = prop_oneof!["[a-z]{0,3}".prop_map(TagValue::Is), Just(TagValue::Callers)];
+    let value = prop_oneof!["[a-z]{0,3}".prop_map(TagValue::Exact), Just(TagValue::SameAsCaller)];
     let tags = btree_map("[a-z]{1,3}", value, 0..3);
     let set = prop_oneof![
         tags.clone().prop_map(TagSet::All),
         tags.prop_map(TagSet::Any),
         Just(TagSet::Default),
-        Just(TagSet::Every)
+        Just(TagSet::AllInstances)
     ];
     let target = (any::<u32>(), set).prop_map(|(weight, set)| TagTarget { weight, set });
     let weights = proptest::sample::select(vec![WeightUnit::Relative, WeightUnit::Percent]);

@@ -29,11 +29,11 @@ async fn count_events(owner: &mut Owner) -> u64 {
 #[tokio::test(start_paused = true)]
 async fn subscriptions_that_cancel_out_are_merged() {
     const PAIRS: usize = 10_000;
-    let (server, mut owner, mut far) = start_server();
+    let (server, mut owner, mut proxy_end) = start_server();
     let flood = async {
-        far.write_all(&framed_hello()).await.unwrap();
-        far.write_all(&subscription_pairs(PAIRS)).await.unwrap();
-        drop(far);
+        proxy_end.write_all(&framed_hello()).await.unwrap();
+        proxy_end.write_all(&subscription_pairs(PAIRS)).await.unwrap();
+        drop(proxy_end);
     };
     let script = async {
         let connected = owner.next_event().await;
@@ -51,17 +51,17 @@ async fn subscriptions_that_cancel_out_are_merged() {
 
 #[tokio::test(start_paused = true)]
 async fn a_proxy_that_exceeds_its_budget_is_read_more_slowly_and_not_cut_off() {
-    let (server, mut owner, mut far) = start_server();
+    let (server, mut owner, mut proxy_end) = start_server();
     let mut sent = 0_u64;
     let start = Instant::now();
     let flood = async {
-        far.write_all(&framed_hello()).await.unwrap();
+        proxy_end.write_all(&framed_hello()).await.unwrap();
         let block = subscription_pairs(500);
         while start.elapsed() < Duration::from_secs(60) {
-            far.write_all(&block).await.unwrap();
+            proxy_end.write_all(&block).await.unwrap();
             sent += 1000;
         }
-        drop(far);
+        drop(proxy_end);
     };
     let script = async {
         let connected = owner.wait_for_connected().await;
@@ -78,14 +78,15 @@ async fn a_proxy_that_exceeds_its_budget_is_read_more_slowly_and_not_cut_off() {
 
 #[tokio::test(start_paused = true)]
 async fn work_that_the_owner_charges_slows_its_connection_down() {
-    let (server, mut owner, mut far) = start_server();
+    let (server, mut owner, mut proxy_end) = start_server();
     let script = async {
-        far.write_all(&framed_hello()).await.unwrap();
+        proxy_end.write_all(&framed_hello()).await.unwrap();
         let queued = owner.events.recv().await.unwrap();
         queued.turn.charge(u64::MAX, Instant::now());
         drop(queued.turn);
         let start = Instant::now();
-        far.write_all(&frame_message(from_proxy::Message::Subscribe(service_list(&["a"]))))
+        proxy_end
+            .write_all(&frame_message(from_proxy::Message::Subscribe(service_list(&["a"]))))
             .await
             .unwrap();
         assert_eq!(owner.next().await, "+services {shop/a}");
@@ -101,12 +102,12 @@ async fn work_that_the_owner_charges_slows_its_connection_down() {
 
 #[tokio::test(start_paused = true)]
 async fn a_flood_of_minutes_ends_the_connection_with_a_reason() {
-    let (server, mut owner, mut far) = start_server();
+    let (server, mut owner, mut proxy_end) = start_server();
     let flood = async {
-        far.write_all(&framed_hello()).await.unwrap();
+        proxy_end.write_all(&framed_hello()).await.unwrap();
         let block = subscription_pairs(500);
         // Until the server hangs up.
-        while far.write_all(&block).await.is_ok() {}
+        while proxy_end.write_all(&block).await.is_ok() {}
     };
     let script = async {
         let connected = owner.wait_for_connected().await;
@@ -121,12 +122,12 @@ async fn a_flood_of_minutes_ends_the_connection_with_a_reason() {
 
 #[tokio::test(start_paused = true)]
 async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
-    let (server, mut owner, far) = start_server();
+    let (server, mut owner, proxy_end) = start_server();
     let (requests, mut queue) = mpsc::channel(16);
     let mut subscriber = Subscriber::new();
     let mut apply = |_: ConfigUpdate| Ok(());
     let client =
-        follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
+        follow_control_plane(proxy_end, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let start = Instant::now();
     let script = async {
         let queued = owner.events.recv().await.unwrap();
@@ -166,7 +167,7 @@ async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
 
 #[tokio::test(start_paused = true)]
 async fn the_last_messages_of_a_proxy_reach_the_owner() {
-    let (server, mut owner, mut far) = start_server();
+    let (server, mut owner, mut proxy_end) = start_server();
     let listeners = proto::Listeners::default();
     let messages = [
         framed_hello(),
@@ -175,13 +176,13 @@ async fn the_last_messages_of_a_proxy_reach_the_owner() {
     ]
     .concat();
     let script = async {
-        far.write_all(&messages).await.unwrap();
-        drop(far);
+        proxy_end.write_all(&messages).await.unwrap();
+        drop(proxy_end);
         // The owner is busy until the stream has ended.
         sleep(Duration::from_secs(1)).await;
         let _connected = owner.wait_for_connected().await;
         assert_eq!(owner.next().await, "listeners []");
-        assert_eq!(owner.next().await, "left 7");
+        assert_eq!(owner.next().await, "disconnected 7");
     };
     let (server_result, ()) = tokio::join!(server, script);
     server_result.unwrap();
@@ -190,15 +191,15 @@ async fn the_last_messages_of_a_proxy_reach_the_owner() {
 #[tokio::test(start_paused = true)]
 async fn services_that_follow_a_full_hello_belong_to_it() {
     let services: Vec<_> = (0..2500).map(|number| service_name(&format!("s{number}"))).collect();
-    let (near, far) = duplex(1 << 20);
+    let (server_end, proxy_end) = duplex(1 << 20);
     let (sender, events) = event_sender();
-    let server = serve_proxy(near, CONNECTION, sender, None, OperatorSessions::new(1));
+    let server = serve_proxy(server_end, CONNECTION, sender, None, OperatorSessions::new(1));
     let mut owner = Owner { events };
     let (_requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut apply = |_: ConfigUpdate| Ok(());
     let hello = Hello { services: services.clone(), ..gateway_hello() };
-    let client = follow_control_plane(far, hello, &mut subscriber, &mut queue, &mut apply);
+    let client = follow_control_plane(proxy_end, hello, &mut subscriber, &mut queue, &mut apply);
     tokio::select! {
         connected = owner.wait_for_connected() => assert_eq!(connected.hello.services, services),
         server_result = server => panic!("{server_result:?}"),

@@ -21,19 +21,19 @@ async fn each_list_of_a_message_is_applied() {
         ),
         (from_proxy::Message::Subscribe(names), "+names {shop/b}"),
     ];
-    let (server, mut owner, mut far) = start_server();
+    let (server, mut owner, mut proxy_end) = start_server();
     let script = async {
-        far.write_all(&framed_hello()).await.unwrap();
+        proxy_end.write_all(&framed_hello()).await.unwrap();
         let _connected = owner.wait_for_connected().await;
         for (message, expected) in steps {
-            far.write_all(&frame_message(message)).await.unwrap();
+            proxy_end.write_all(&frame_message(message)).await.unwrap();
             assert_eq!(owner.next().await, expected);
         }
         // An empty message changes nothing.
         let empty = from_proxy::Message::Subscribe(proto::Services::default());
-        far.write_all(&frame_message(empty)).await.unwrap();
-        drop(far);
-        assert_eq!(owner.next().await, "left 7");
+        proxy_end.write_all(&frame_message(empty)).await.unwrap();
+        drop(proxy_end);
+        assert_eq!(owner.next().await, "disconnected 7");
     };
     let (server_result, ()) = tokio::join!(server, script);
     server_result.unwrap();

@@ -70,7 +70,7 @@ impl LeaderFixture {
         self.reconciler
             .update_desired(&DesiredCertificates { certificates: desired.to_vec(), unchanged });
         for state in self.reconciler.secrets.values_mut() {
-            state.next = Instant::now();
+            state.next_check = Instant::now();
         }
         for name in self.reconciler.due_secrets(authority) {
             self.reconciler.reconcile_by_name(&name, authority).await;
@@ -176,7 +176,7 @@ async fn a_transient_error_is_reported_only_if_it_persists() {
     assert_eq!(leader.reconciler.due_secrets(&second).len(), 0);
     // A certificate that is due for renewal is no longer valid.
     leader.run_round(&[desired_certificate("batch-tls")], &first).await;
-    leader.reconciler.secrets.get_mut(&name).unwrap().due = Some(SystemTime::now());
+    leader.reconciler.secrets.get_mut(&name).unwrap().renewal_time = Some(SystemTime::now());
     for _ in 0..3 {
         leader.reconciler.schedule_retry(&name, ReconcileError::Transient("late".to_owned()));
     }

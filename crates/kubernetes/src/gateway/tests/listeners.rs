@@ -208,7 +208,7 @@ fn certificate_references_must_exist_and_be_permitted() {
         let ports = fixture.resolve_all().gateways.values().next().unwrap().ports.len();
         assert_eq!(ports, usize::from(expected == "ResolvedRefs"), "{certificate} {grant:?}");
         // Only permitted Secrets are requested.
-        let is_requested = !secrets_of(&fixture.facts).is_empty();
+        let is_requested = !collect_secrets(&fixture.facts).is_empty();
         let is_secret = certificate["kind"] != "Other" && certificate["group"] != "x.y";
         assert_eq!(
             is_requested,
@@ -275,8 +275,9 @@ fn without_a_load_balancer_a_gateway_has_a_cluster_address() {
     fixture.run();
     let object = object_id("infra", "leno-gateway-edge");
     let mut addresses = |is_load_balancer| {
-        let cluster = vec![GatewayAddress::from_ip("10.0.0.9")];
-        let gateway_service = GatewayService { is_load_balancer, ingress: Vec::new(), cluster };
+        let cluster_addresses = vec![GatewayAddress::from_ip("10.0.0.9")];
+        let gateway_service =
+            GatewayService { is_load_balancer, ingress_addresses: Vec::new(), cluster_addresses };
         fixture.facts.gateway_services.insert(object.clone(), gateway_service);
         let resolved = fixture.resolve_all();
         let gateway_status = &resolved.gateway_statuses[&object_id("infra", "edge")];
@@ -293,7 +294,7 @@ fn gateways_of_other_classes_are_ignored() {
     fixture.add_route("HTTPRoute", "infra", "r", json!({}), &[]);
     let resolved = fixture.resolve_all();
     assert!(resolved.gateways.is_empty() && resolved.gateway_statuses.is_empty());
-    assert!(resolved.parents.is_empty() && resolved.desired.is_empty());
+    assert!(resolved.parent_statuses.is_empty() && resolved.desired.is_empty());
     assert!(resolved.backends.is_empty());
 }
 
@@ -328,7 +329,7 @@ fn a_gateway_whose_name_is_not_a_label_is_invalid() {
         fixture.add_object("HTTPRoute", "infra", "r", route);
         let resolved = fixture.resolve_all();
         let route = RouteId { kind: "HTTPRoute", id: object_id("infra", "r") };
-        let route_conditions = &resolved.parents[&route][0].conditions;
+        let route_conditions = &resolved.parent_statuses[&route][0].conditions;
         assert_eq!(
             condition_reason(route_conditions, "Accepted"),
             "ListenersNotAccepted",

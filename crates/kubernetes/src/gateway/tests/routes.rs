@@ -41,7 +41,7 @@ fn listeners_restrict_namespaces_and_kinds_of_routes() {
         assert_eq!(reasons, [expected, "ResolvedRefs"], "{allowed} {kind_name} {namespace}");
         let attached = fixture.resolve_all().gateway_statuses[&object_id("infra", "edge")]
             .listeners[0]
-            .attached;
+            .attached_route_count;
         assert_eq!(
             attached,
             u32::from(expected == "Accepted"),
@@ -69,7 +69,7 @@ fn a_route_is_programmed_if_its_gateway_is_and_a_listener_is_served() {
             fixture.run();
         }
         let route = RouteId { kind: "HTTPRoute", id: object_id("infra", "r") };
-        let conditions = &fixture.resolve_all().parents[&route][0].conditions;
+        let conditions = &fixture.resolve_all().parent_statuses[&route][0].conditions;
         assert_eq!(condition_reason(conditions, "Programmed"), expected, "{section} {is_running}");
     }
 }
@@ -92,7 +92,7 @@ fn a_parent_reference_selects_listeners_by_name_and_port() {
         let resolved = fixture.resolve_all();
         let gateway_status = &resolved.gateway_statuses[&object_id("infra", "edge")];
         let counts: Vec<u32> =
-            gateway_status.listeners.iter().map(|listener| listener.attached).collect();
+            gateway_status.listeners.iter().map(|listener| listener.attached_route_count).collect();
         assert_eq!(counts, attached, "{parent}");
     }
 }
@@ -218,7 +218,8 @@ fn a_route_of_a_rejected_listener_or_gateway_is_not_accepted() {
     fixture.add_gateway("edge", spec);
     assert_eq!(fixture.parent_reasons("HTTPRoute", "infra", "r")[0], "ListenersNotAccepted");
     assert_eq!(
-        fixture.resolve_all().gateway_statuses[&object_id("infra", "edge")].listeners[0].attached,
+        fixture.resolve_all().gateway_statuses[&object_id("infra", "edge")].listeners[0]
+            .attached_route_count,
         1
     );
 }
@@ -228,10 +229,10 @@ fn an_invalid_version_is_rejected_and_the_last_valid_one_stays_in_force() {
     let mut fixture = ClusterFixture::new(json!([http_listener("l", json!({}))]));
     fixture.add_route("HTTPRoute", "infra", "r", json!({}), &["a.b"]);
     let route = RouteId { kind: "HTTPRoute", id: object_id("infra", "r") };
-    let last_valid = fixture.facts.routes[&route].valid.clone();
+    let last_valid = fixture.facts.routes[&route].last_valid.clone();
     fixture.add_route("HTTPRoute", "infra", "r", json!({}), &["NO"]);
     assert_eq!(fixture.parent_reasons("HTTPRoute", "infra", "r"), ["UnsupportedValue", "Pending"]);
-    fixture.facts.routes.get_mut(&route).unwrap().valid = last_valid;
+    fixture.facts.routes.get_mut(&route).unwrap().last_valid = last_valid;
     assert_eq!(
         fixture.parent_reasons("HTTPRoute", "infra", "r"),
         ["UnsupportedValue", "ResolvedRefs"]
@@ -241,7 +242,8 @@ fn an_invalid_version_is_rejected_and_the_last_valid_one_stays_in_force() {
         [("a.b".to_owned(), vec!["r".to_owned()])]
     );
     assert_eq!(
-        fixture.resolve_all().gateway_statuses[&object_id("infra", "edge")].listeners[0].attached,
+        fixture.resolve_all().gateway_statuses[&object_id("infra", "edge")].listeners[0]
+            .attached_route_count,
         0
     );
 }

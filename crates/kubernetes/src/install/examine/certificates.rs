@@ -33,15 +33,15 @@ pub(super) async fn check_issuer(
         );
     };
     let hint = match key {
-        INTERMEDIATE => "renew it with its issuer, such as cert-manager",
+        INTERMEDIATE_KEY => "renew it with its issuer, such as cert-manager",
         _ => "replace the root: see `leno ca --help`",
     };
     // The first certificate is the signing one.
     match remaining_days(&certificates.0, now).first() {
-        Some(Some(days)) if *days < MIN_INTERMEDIATE_DAYS && key == INTERMEDIATE => {
+        Some(Some(days)) if *days < MIN_INTERMEDIATE_DAYS && key == INTERMEDIATE_KEY => {
             ExamineResult::warning(format!("the intermediate CA expires in {days} days"), hint)
         }
-        Some(Some(days)) if *days < MIN_DAYS && key != INTERMEDIATE => {
+        Some(Some(days)) if *days < MIN_REMAINING_DAYS && key != INTERMEDIATE_KEY => {
             ExamineResult::warning(format!("the CA expires in {days} days"), hint)
         }
         Some(Some(days)) => ExamineResult::Passed(format!("valid for {days} days")),
@@ -73,7 +73,7 @@ pub(super) async fn check_roots(
     let remaining: Vec<u64> = remaining_days(text.as_bytes(), now).into_iter().flatten().collect();
     match remaining.iter().max() {
         None => ExamineResult::failure("none is valid", hint),
-        Some(days) if *days < MIN_DAYS => {
+        Some(days) if *days < MIN_REMAINING_DAYS => {
             ExamineResult::warning(format!("the last one expires in {days} days"), hint)
         }
         Some(days) => ExamineResult::Passed(format!("{}, valid for {days} days", remaining.len())),
@@ -94,7 +94,7 @@ pub(super) fn check_bundle(
     let remaining =
         bundles.map(|bundle| remaining_days(&bundle.0, now).into_iter().flatten().max());
     match remaining.min() {
-        Some(Some(days)) if days < MIN_DAYS => ExamineResult::warning(
+        Some(Some(days)) if days < MIN_REMAINING_DAYS => ExamineResult::warning(
             format!("pods get sidecars; the webhook's CA bundle expires in {days} days"),
             "see the log of the control plane, which renews it a year before expiry",
         ),
@@ -116,14 +116,17 @@ fn remaining_days(pem: &[u8], now: SystemTime) -> Vec<Option<u64>> {
 
 fn days_until_expiry(der: &CertificateDer<'_>, now: SystemTime) -> Option<u64> {
     let (_, certificate) = x509_parser::parse_x509_certificate(der).ok()?;
-    let end = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;
-    let remaining = (UNIX_EPOCH + Duration::from_secs(end)).duration_since(now).ok()?;
+    let expiry_seconds = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;
+    let remaining = (UNIX_EPOCH + Duration::from_secs(expiry_seconds)).duration_since(now).ok()?;
     Some(remaining.as_secs() / 86_400)
 }
 
 /// The keys of the signing certificate: an externally issued one takes precedence over the built-in one.
-const SIGNER_KEYS: [&str; 2] = [INTERMEDIATE, "ca.pem"];
-const INTERMEDIATE: &str = "tls.crt";
-const MIN_DAYS: u64 = 60;
-/// An automatically renewed intermediate has a short lifetime.
+const SIGNER_KEYS: [&str; 2] = [INTERMEDIATE_KEY, "ca.pem"];
+/// The key of an externally issued signing certificate.
+const INTERMEDIATE_KEY: &str = "tls.crt";
+/// The minimum remaining lifetime without a warning, in days.
+const MIN_REMAINING_DAYS: u64 = 60;
+/// The minimum remaining lifetime without a warning, in days, of an externally issued signing certificate,
+/// which is renewed automatically.
 const MIN_INTERMEDIATE_DAYS: u64 = 2;

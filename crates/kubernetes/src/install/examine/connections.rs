@@ -21,12 +21,13 @@ use crate::words::CONTROL_NAME;
 pub(super) async fn check_connections(
     client: &Client,
     namespace: &NamespaceName,
-    control: &Deployment,
+    control_plane: &Deployment,
     pods: &[Pod],
     is_truncated: bool,
 ) -> ExamineResult {
     let leases: ObjectApi<Lease> = ObjectApi::for_namespace(client.clone(), namespace);
-    let replicas = control.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0);
+    let replicas =
+        control_plane.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0);
     let replicas = usize::try_from(replicas).unwrap_or(0);
     let deadline = Instant::now() + RENEWAL_TIMEOUT;
     loop {
@@ -62,13 +63,14 @@ fn has_all_reports(connections: &SidecarConnections, replicas: usize) -> bool {
     connections.peers + 1 >= replicas
 }
 
-/// Generous because clocks differ: the leader renews it every few seconds.
+/// Returns true if the leader has renewed the Lease recently. The limit is generous because clocks differ.
 fn is_fresh(lease: &Lease, now: SystemTime) -> bool {
     let Some(spec) = &lease.spec else { return false };
     let has_holder = spec.holder_identity.as_ref().is_some_and(|holder| !holder.is_empty());
-    let renewed = spec.renew_time.as_ref().map(|time| SystemTime::from(time.0));
-    let is_recent =
-        renewed.is_some_and(|at| now.duration_since(at).unwrap_or_default() < MAX_LEASE_AGE);
+    let renewal_time = spec.renew_time.as_ref().map(|time| SystemTime::from(time.0));
+    let is_recent = renewal_time.is_some_and(|renewal_time| {
+        now.duration_since(renewal_time).unwrap_or_default() < MAX_LEASE_AGE
+    });
     has_holder && is_recent
 }
 
@@ -101,14 +103,14 @@ fn compare_connections(
     };
     let names: Vec<String> =
         connections.disconnected.iter().map(ToString::to_string).filter(is_ready_pod).collect();
-    let Some(first) = names.first() else {
+    let Some(first_name) = names.first() else {
         return ExamineResult::Passed(
             "each ready pod's sidecar is connected to a control plane".to_owned(),
         );
     };
     // The pods that the control plane counts beyond its list are unnamed.
     let count = names.len() + connections.count.saturating_sub(connections.disconnected.len());
-    let (namespace, pod) = first.split_once('/').unwrap_or(("default", first));
+    let (namespace, pod) = first_name.split_once('/').unwrap_or(("default", first_name));
     ExamineResult::failure(
         format!(
             "the sidecars of {} are connected to no control plane and receive no changes and no \
@@ -121,10 +123,10 @@ fn compare_connections(
     )
 }
 
-/// The leader renews the Lease every five seconds.
+/// The maximum wait for the next renewal of the Lease: the leader renews it every five seconds.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// A Lease older than this has no leader any more.
+/// The maximum age of a Lease with a leader.
 const MAX_LEASE_AGE: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

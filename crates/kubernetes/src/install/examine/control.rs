@@ -33,8 +33,8 @@ pub(super) async fn find_control_plane(
 async fn find_in_cluster(client: &Client) -> Result<(NamespaceName, Deployment), ExamineResult> {
     let api: ObjectApi<Deployment> = ObjectApi::for_all_namespaces(client.clone());
     let selector = format!("app.kubernetes.io/name={CONTROL},{PART_OF_LABEL}={PART_OF}");
-    let listed = match api.list(&ListParams::default().labels(&selector)).await {
-        Ok(listed) => listed.items,
+    let deployments = match api.list(&ListParams::default().labels(&selector)).await {
+        Ok(deployments) => deployments.items,
         // Without permission to list all namespaces, check the default one.
         Err(error) if error.status_code() == Some(FORBIDDEN) => {
             return Box::pin(find_control_plane(client, Some(&DEFAULT_NAMESPACE))).await;
@@ -42,25 +42,26 @@ async fn find_in_cluster(client: &Client) -> Result<(NamespaceName, Deployment),
         Err(error) => return Err(unreadable_finding(&error)),
     };
     let mut control_planes =
-        listed.into_iter().filter(|deployment| deployment.name_any() == CONTROL);
-    let others: Vec<String>;
+        deployments.into_iter().filter(|deployment| deployment.name_any() == CONTROL);
+    let other_namespaces: Vec<String>;
     match (control_planes.next(), control_planes) {
         (None, _) => {
             Err(ExamineResult::warning("there is none", "`leno install --apply` installs it"))
         }
-        (Some(first), remaining) => {
-            others = remaining.filter_map(|deployment| deployment.namespace()).collect();
+        (Some(first), other_control_planes) => {
+            other_namespaces =
+                other_control_planes.filter_map(|deployment| deployment.namespace()).collect();
             let namespace = first.namespace().unwrap_or_default();
-            match others.as_slice() {
+            match other_namespaces.as_slice() {
                 [] => match NamespaceName::new(&namespace) {
                     Ok(namespace) => Ok((namespace, first)),
                     Err(error) => Err(unreadable_finding(&error.into())),
                 },
-                others => Err(ExamineResult::failure(
+                other_namespaces => Err(ExamineResult::failure(
                     format!(
                         "there is one in each of the namespaces {namespace}, {}, and they share \
                          CRDs and webhook",
-                        others.join(", ")
+                        other_namespaces.join(", ")
                     ),
                     "name one with -n, and uninstall the others",
                 )),

@@ -11,14 +11,14 @@ use serde_json::Value;
 use super::{ExamineResult, summarize_names, unreadable_finding};
 use crate::api::ApiError;
 use crate::gateway::GATEWAY_KINDS;
-use crate::install::Installed;
+use crate::install::InstalledOptions;
 use crate::source::{DiscoveredKind, find_version};
 use crate::status::StatusForm;
 use crate::words::GATEWAY_CONTROLLER;
 
 /// Checks for Gateways of our class that no control plane serves.
-pub(super) async fn check_gateways(client: &Client, control: &Deployment) -> ExamineResult {
-    if Installed::from_deployment(control).gateways {
+pub(super) async fn check_gateways(client: &Client, control_plane: &Deployment) -> ExamineResult {
+    if InstalledOptions::from_deployment(control_plane).gateways {
         return ExamineResult::Passed("the control plane serves them".to_owned());
     }
     match gateways_of_our_class(client).await {

@@ -14,7 +14,7 @@ use super::connections::check_connections;
 use super::{ExamineResult, summarize_names, unreadable_finding};
 use crate::api::{ApiError, NamespaceName, ObjectApi};
 use crate::inject::{InjectionTrigger, NamespaceFacts, decide_injection};
-use crate::install::Installed;
+use crate::install::InstalledOptions;
 use crate::status::event::shorten_middle;
 use crate::webhook::INJECTOR;
 use crate::words::{
@@ -26,31 +26,37 @@ use crate::words::{
 pub(super) async fn check_sidecars(
     client: &Client,
     namespace: &NamespaceName,
-    control: &Deployment,
+    control_plane: &Deployment,
 ) -> Vec<(&'static str, ExamineResult)> {
     let pods: ObjectApi<Pod> = ObjectApi::for_all_namespaces(client.clone());
     let with_sidecar = format!("{MESHED}={MESHED_BY_SIDECAR}");
-    let running = ListParams::default().labels(&with_sidecar).fields(RUNNING).limit(MAX_PODS);
-    let pods = match pods.list(&running).await {
+    let running_meshed_pods =
+        ListParams::default().labels(&with_sidecar).fields(RUNNING_POD_FIELDS).limit(MAX_PODS);
+    let pods = match pods.list(&running_meshed_pods).await {
         Ok(pods) => pods,
         Err(error) => return vec![("sidecars", unreadable_finding(&error))],
     };
-    let maps: ObjectApi<ConfigMap> = ObjectApi::for_namespace(client.clone(), namespace);
-    let roots = maps.get_opt(&ROOTS_NAME).await.ok().flatten();
+    let config_maps: ObjectApi<ConfigMap> = ObjectApi::for_namespace(client.clone(), namespace);
+    let roots = config_maps.get_opt(&ROOTS_NAME).await.ok().flatten();
     let roots = roots.and_then(|map| map.data?.remove(ROOTS_KEY));
-    let spec = control.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+    let spec = control_plane.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
     let own_image = spec.and_then(|spec| container_image(spec, CONTROL)).unwrap_or_default();
     let is_truncated = pods.metadata.continue_.is_some_and(|token| !token.is_empty());
     let members = SidecarPods { pods: &pods.items, is_truncated };
     let mut findings = vec![
         ("sidecars", members.check_images(own_image)),
-        ("redirection of pods", members.check_redirection(Installed::from_deployment(control).cni)),
+        (
+            "redirection of pods",
+            members.check_redirection(InstalledOptions::from_deployment(control_plane).cni),
+        ),
     ];
-    let connected =
-        check_connections(client, namespace, control, members.pods, members.is_truncated).await;
-    findings.push(("connections of sidecars", connected));
-    let serving = members.check_serving(&name_servers(client).await);
-    findings.extend(serving.into_iter().map(|finding| ("readiness of sidecars", finding)));
+    let connections_finding =
+        check_connections(client, namespace, control_plane, members.pods, members.is_truncated)
+            .await;
+    findings.push(("connections of sidecars", connections_finding));
+    let readiness_findings = members.check_serving(&name_servers(client).await);
+    findings
+        .extend(readiness_findings.into_iter().map(|finding| ("readiness of sidecars", finding)));
     findings.extend(roots.map(|roots| ("roots of sidecars", members.check_roots(&roots))));
     findings
 }
@@ -70,14 +76,15 @@ impl SidecarPods<'_> {
         }
     }
 
-    fn names_where(&self, predicate: impl Fn(&Pod) -> bool) -> Vec<String> {
+    /// Returns the names of the pods for which `predicate` returns true.
+    fn matching_pods(&self, predicate: impl Fn(&Pod) -> bool) -> Vec<String> {
         self.pods.iter().filter(|pod| predicate(pod)).map(pod_path).collect()
     }
 
     fn check_images(&self, own_image: &str) -> ExamineResult {
         let (count, other_images) = (
             self.describe_count(),
-            self.names_where(|pod| sidecar_image(pod).is_some_and(|image| image != own_image)),
+            self.matching_pods(|pod| sidecar_image(pod).is_some_and(|image| image != own_image)),
         );
         match other_images.as_slice() {
             [] => ExamineResult::Passed(format!(
@@ -98,8 +105,8 @@ impl SidecarPods<'_> {
     /// control plane.
     fn check_serving(&self, name_servers: &[String]) -> Vec<ExamineResult> {
         let without_names =
-            self.names_where(|pod| !is_serving(pod) && !can_resolve(pod, name_servers));
-        let starting = self.names_where(|pod| !is_serving(pod) && can_resolve(pod, name_servers));
+            self.matching_pods(|pod| !is_serving(pod) && !can_resolve(pod, name_servers));
+        let starting = self.matching_pods(|pod| !is_serving(pod) && can_resolve(pod, name_servers));
         let mut findings = Vec::new();
         if let [_, ..] = without_names.as_slice() {
             findings.push(ExamineResult::failure(
@@ -133,7 +140,7 @@ impl SidecarPods<'_> {
 
     fn check_redirection(&self, by_plugin: bool) -> ExamineResult {
         let is_by_plugin = |pod: &Pod| pod.annotations().contains_key(REDIRECT_ANNOTATION);
-        let others = self.names_where(|pod| is_by_plugin(pod) != by_plugin);
+        let others = self.matching_pods(|pod| is_by_plugin(pod) != by_plugin);
         let (current_mode, other_mode) = match by_plugin {
             true => ("the network plugin of their node", "an init container"),
             false => ("an init container", "the network plugin of their node"),
@@ -154,7 +161,7 @@ impl SidecarPods<'_> {
     /// not.
     fn check_roots(&self, roots: &str) -> ExamineResult {
         let mesh_roots = split_certificates(roots);
-        let others = self.names_where(|pod| {
+        let others = self.matching_pods(|pod| {
             let pod_roots =
                 environment_value(pod, ROOTS_VARIABLE).map(split_certificates).unwrap_or_default();
             !pod_roots.is_empty() && pod_roots.is_disjoint(&mesh_roots)
@@ -180,7 +187,7 @@ impl SidecarPods<'_> {
 /// Checks for pods that cannot be created because the webhook rejects them or does not respond.
 pub(super) async fn check_uncreated_pods(client: &Client) -> ExamineResult {
     match controllers_without_pods(client).await {
-        Ok((sets, lacking, events)) => check_blocked(&sets, &lacking, &events),
+        Ok((sets, missing_pods, events)) => check_blocked(&sets, &missing_pods, &events),
         Err(error) => unreadable_finding(&error),
     }
 }
@@ -196,19 +203,19 @@ async fn controllers_without_pods(
     let jobs: ObjectApi<Job> = ObjectApi::for_all_namespaces(client.clone());
     let events: ObjectApi<Event> = ObjectApi::for_all_namespaces(client.clone());
     let parameters = ListParams::default();
-    let mut lacking = Vec::new();
-    lacking.extend(stateful.list(&parameters).await?.items.iter().filter_map(|set| {
+    let mut missing_pods = Vec::new();
+    missing_pods.extend(stateful.list(&parameters).await?.items.iter().filter_map(|set| {
         let (spec, status) = (set.spec.as_ref()?, set.status.as_ref());
         let desired = spec.replicas.unwrap_or(1);
         (status.map_or(0, |status| status.replicas) < desired)
             .then(|| MissingPods::for_object("StatefulSet", set))
     }));
-    lacking.extend(daemons.list(&parameters).await?.items.iter().filter_map(|set| {
+    missing_pods.extend(daemons.list(&parameters).await?.items.iter().filter_map(|set| {
         let status = set.status.as_ref()?;
         let is_lacking = status.current_number_scheduled < status.desired_number_scheduled;
         is_lacking.then(|| MissingPods::for_object("DaemonSet", set))
     }));
-    lacking.extend(jobs.list(&parameters).await?.items.iter().filter_map(|job| {
+    missing_pods.extend(jobs.list(&parameters).await?.items.iter().filter_map(|job| {
         let status = job.status.as_ref();
         let conditions = || status.iter().flat_map(|status| status.conditions.iter().flatten());
         let is_finished = |condition: &JobCondition| {
@@ -219,7 +226,7 @@ async fn controllers_without_pods(
     }));
     let failed = ListParams::default().fields("reason=FailedCreate").limit(MAX_EVENTS);
     let events = events.list(&failed).await?.items;
-    Ok((sets.list(&parameters).await?.items, lacking, events))
+    Ok((sets.list(&parameters).await?.items, missing_pods, events))
 }
 
 /// An object with fewer pods than desired.
@@ -254,7 +261,11 @@ fn last_occurrence(event: &Event) -> Option<Timestamp> {
     series.map(|time| time.0).or(last).or_else(first_time)
 }
 
-fn check_blocked(sets: &[ReplicaSet], lacking: &[MissingPods], events: &[Event]) -> ExamineResult {
+fn check_blocked(
+    sets: &[ReplicaSet],
+    missing_pods: &[MissingPods],
+    events: &[Event],
+) -> ExamineResult {
     let failure = |set: &ReplicaSet| {
         let mut conditions = set.status.as_ref()?.conditions.iter().flatten();
         let failed = conditions
@@ -263,7 +274,7 @@ fn check_blocked(sets: &[ReplicaSet], lacking: &[MissingPods], events: &[Event])
         let (namespace, name) = (set.namespace().unwrap_or_default(), set.name_any());
         Some((format!("{namespace}/{name}"), shorten_middle(&message, MAX_MESSAGE_BYTES)))
     };
-    let others = lacking.iter().filter_map(|owner| owner.webhook_failure(events));
+    let others = missing_pods.iter().filter_map(|owner| owner.webhook_failure(events));
     let blocked: Vec<(String, String)> = sets.iter().filter_map(failure).chain(others).collect();
     let names: Vec<String> = blocked.iter().map(|(name, _)| name.clone()).collect();
     match blocked.first() {
@@ -336,7 +347,7 @@ fn split_certificates(pem: &str) -> BTreeSet<String> {
 pub(super) async fn check_namespaces(
     client: &Client,
     system: &str,
-    control: &Deployment,
+    control_plane: &Deployment,
 ) -> ExamineResult {
     let namespaces: ObjectApi<Namespace> = ObjectApi::for_all_namespaces(client.clone());
     let listed = match namespaces.list(&ListParams::default()).await {
@@ -347,7 +358,7 @@ pub(super) async fn check_namespaces(
         listed.into_iter().filter(|namespace| is_injected(namespace, system)).collect();
     let restricted: Vec<String> = injected.iter().filter_map(restrictive_standard).collect();
     match restricted.as_slice() {
-        [_, ..] if !Installed::from_deployment(control).cni => ExamineResult::failure(
+        [_, ..] if !InstalledOptions::from_deployment(control_plane).cni => ExamineResult::failure(
             format!("pods need NET_ADMIN, which {} reject", summarize_names(&restricted)),
             format!("run `leno install -n {system} --cni --apply`"),
         ),
@@ -386,10 +397,11 @@ fn pod_path(pod: &Pod) -> String {
     format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
 }
 
-/// Completed pods are not examined.
-const RUNNING: &str = "status.phase!=Succeeded,status.phase!=Failed";
+/// The field selector of the examined pods: completed pods are not examined.
+const RUNNING_POD_FIELDS: &str = "status.phase!=Succeeded,status.phase!=Failed";
 /// The maximum number of examined pods.
 const MAX_PODS: u32 = 5000;
+/// The maximum number of examined events.
 const MAX_EVENTS: u32 = 2000;
 /// The key of the roots in their ConfigMap.
 const ROOTS_KEY: &str = "roots.pem";
@@ -535,22 +547,23 @@ mod tests {
         let (first, later) = ("2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z");
         for kind in ["StatefulSet", "DaemonSet", "Job"] {
             let object = format!("{kind} shop/held");
-            let lacking = || [MissingPods { object: object.clone(), uid: Some("u".to_owned()) }];
+            let missing_pods =
+                || [MissingPods { object: object.clone(), uid: Some("u".to_owned()) }];
             let words = format!("of {object} are not created; of {object}: admission webhook");
             assert_finding(
-                &check_blocked(&[], &lacking(), &[event("u", first, denied)]),
+                &check_blocked(&[], &missing_pods(), &[event("u", first, denied)]),
                 false,
                 &words,
             );
             assert_finding(
-                &check_blocked(&[], &lacking(), &[event("v", first, denied)]),
+                &check_blocked(&[], &missing_pods(), &[event("v", first, denied)]),
                 true,
                 "none",
             );
             assert_finding(&check_blocked(&[], &[], &[event("u", first, denied)]), true, "none");
             // The newest event has the current reason.
             let events = [event("u", first, denied), event("u", later, "exceeded quota")];
-            assert_finding(&check_blocked(&[], &lacking(), &events), true, "none");
+            assert_finding(&check_blocked(&[], &missing_pods(), &events), true, "none");
         }
     }
 }

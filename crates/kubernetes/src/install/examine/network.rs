@@ -7,18 +7,18 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
 use kube::{Client, ResourceExt};
 
-use super::{ExamineResult, MAX_NODES, summarize_names, unreadable_finding};
+use super::{ExamineResult, MAX_EXAMINED_NODES, summarize_names, unreadable_finding};
 use crate::api::{ApiError, NamespaceName, ObjectApi};
-use crate::install::Installed;
+use crate::install::InstalledOptions;
 use crate::words::{CNI, CNI_NAME, CNI_NAMESPACE};
 
 /// Checks the node agents, if the control plane relies on them.
 pub(super) async fn check_agents(
     client: &Client,
     namespace: &NamespaceName,
-    control: &Deployment,
+    control_plane: &Deployment,
 ) -> ExamineResult {
-    let uses_plugin = Installed::from_deployment(control).cni;
+    let uses_plugin = InstalledOptions::from_deployment(control_plane).cni;
     let sets: ObjectApi<DaemonSet> = ObjectApi::for_namespace(client.clone(), &CNI_NAMESPACE);
     let set = match sets.get_opt(&CNI_NAME).await {
         Ok(set) => set,
@@ -70,7 +70,7 @@ async fn check_running(client: &Client, set: &DaemonSet) -> ExamineResult {
 /// Returns the nodes without a ready agent.
 async fn nodes_without_ready_agent(client: &Client) -> Result<Vec<String>, ApiError> {
     let nodes: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
-    let nodes = nodes.list_metadata(&ListParams::default().limit(MAX_NODES)).await?;
+    let nodes = nodes.list_metadata(&ListParams::default().limit(MAX_EXAMINED_NODES)).await?;
     let pods: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), &CNI_NAMESPACE);
     let of_agents = ListParams::default().labels(&format!("app.kubernetes.io/name={CNI}"));
     let pods = pods.list(&of_agents).await?;

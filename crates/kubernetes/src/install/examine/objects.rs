@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{ExamineResult, summarize_names, unreadable_finding};
 use crate::api::{ApiError, NamespaceName};
 use crate::install::apply::ApiTarget;
-use crate::install::{InstallError, Installed, installation_manifests, skip_result};
+use crate::install::{InstallError, InstalledOptions, installation_manifests, skip_result};
 use crate::status::event::shorten_middle;
 
 /// Returns the manifests for the installation of a control plane.
@@ -19,44 +19,45 @@ use crate::status::event::shorten_middle;
 pub(super) async fn desired_manifests(
     client: &Client,
     namespace: &NamespaceName,
-    control: &Deployment,
+    control_plane: &Deployment,
 ) -> Result<Vec<Value>, InstallError> {
-    let installed = Installed::read_installation(client, namespace).await?;
-    let installed = installed.unwrap_or_else(|| Installed::from_deployment(control));
+    let installed = InstalledOptions::read_installation(client, namespace).await?;
+    let installed = installed.unwrap_or_else(|| InstalledOptions::from_deployment(control_plane));
     Ok(installation_manifests(&installed.into_options(namespace)))
 }
 
-/// Compares all objects of the kinds in [`COMPARED`].
+/// Compares all objects of the kinds in [`COMPARED_KINDS`].
 pub(super) async fn compare_objects(client: &Client, desired: &[Value]) -> ExamineResult {
-    let is_compared = |manifest: &&Value| COMPARED.iter().any(|kind| manifest["kind"] == *kind);
+    let is_compared =
+        |manifest: &&Value| COMPARED_KINDS.iter().any(|kind| manifest["kind"] == *kind);
     let comparisons =
         desired.iter().filter(is_compared).map(|manifest| compare_object(client, manifest));
     let comparisons: Vec<Result<ObjectComparison, ApiError>> =
-        stream::iter(comparisons).buffered(MAX_CONCURRENT).collect().await;
+        stream::iter(comparisons).buffered(MAX_CONCURRENT_REQUESTS).collect().await;
     summarize_comparisons(comparisons)
 }
 
-/// The result for one object.
+/// The comparison of one object with its manifest.
 struct ObjectComparison {
     /// Kind and name.
     object: String,
     /// True for a CustomResourceDefinition of `leno.dev`.
     is_definition: bool,
-    /// `None` for an object that does not exist.
+    /// The differences; `None` for an object that does not exist.
     differences: Option<ManifestDifferences>,
 }
 
 async fn compare_object(client: &Client, manifest: &Value) -> Result<ObjectComparison, ApiError> {
     let is_definition = manifest["kind"] == "CustomResourceDefinition";
-    let addressed = ApiTarget::from_manifest(client, manifest).map_err(|error| match error {
+    let target = ApiTarget::from_manifest(client, manifest).map_err(|error| match error {
         InstallError::Api { problem, .. } => ApiError::Client(problem),
         error => ApiError::Client(error.to_string()),
     })?;
-    let ApiTarget { object, name, api } = addressed;
+    let ApiTarget { object, name, api } = target;
     let differences = match api.get_opt(&name).await? {
-        Some(installed) => {
-            let installed = serde_json::to_value(installed).unwrap_or_default();
-            Some(ManifestDifferences::between(manifest, &installed))
+        Some(actual) => {
+            let actual = serde_json::to_value(actual).unwrap_or_default();
+            Some(ManifestDifferences::compare_manifest(manifest, &actual))
         }
         // The cluster may lack its kind or its namespace, and `kinds` reports missing definitions.
         None if is_definition || skip_result(manifest).is_some() => {
@@ -85,7 +86,7 @@ fn summarize_comparisons(comparisons: Vec<Result<ObjectComparison, ApiError>>) -
         let describe = |fields: &[String]| format!("{object}: {}", summarize_names(fields));
         match (missing.as_slice(), surplus_entries.as_slice()) {
             ([], []) => {}
-            // The schema of another version.
+            // Differences of a definition are those of another version, and cause a warning only.
             (missing @ [_, ..], _) if !is_definition => failures.push(describe(missing)),
             (missing, surplus_entries) => {
                 warnings.push(describe(&[missing, surplus_entries].concat()))
@@ -117,7 +118,7 @@ pub(super) struct ManifestDifferences {
 
 impl ManifestDifferences {
     /// Compares all fields except `metadata`, which has other writers as well.
-    pub(super) fn between(manifest: &Value, actual: &Value) -> Self {
+    pub(super) fn compare_manifest(manifest: &Value, actual: &Value) -> Self {
         let mut differences = Self::default();
         for (key, desired) in manifest.as_object().into_iter().flatten() {
             if !["apiVersion", "kind", "metadata"].contains(&key.as_str()) {
@@ -137,7 +138,7 @@ impl ManifestDifferences {
                 }
             }
             Value::Array(entries) => self.compare_lists(path, entries, actual),
-            desired if is_same(desired, actual) => {}
+            desired if is_same_value(desired, actual) => {}
             desired if actual.is_null() => {
                 self.missing.push(format!("{path} is absent, expected {}", shorten_value(desired)));
             }
@@ -183,13 +184,13 @@ fn is_contained(desired: &Value, actual: &Value) -> bool {
     let mut differences = ManifestDifferences::default();
     match desired {
         Value::Object(_) | Value::Array(_) => differences.compare_values("", desired, actual),
-        desired => return is_same(desired, actual),
+        desired => return is_same_value(desired, actual),
     }
     differences == ManifestDifferences::default()
 }
 
 /// Compares two values. The API server may write a number in another form.
-fn is_same(desired: &Value, actual: &Value) -> bool {
+fn is_same_value(desired: &Value, actual: &Value) -> bool {
     desired == actual || desired.is_number() && desired.as_f64() == actual.as_f64()
 }
 
@@ -204,12 +205,12 @@ fn is_empty(value: &Value) -> bool {
 }
 
 fn shorten_value(value: &Value) -> String {
-    shorten_middle(&value.to_string(), MAX_VALUE_BYTES)
+    shorten_middle(&value.to_string(), MAX_LISTED_VALUE_BYTES)
 }
 
 /// The compared kinds. The control plane, its pods and the settings that users change have findings of their
 /// own.
-const COMPARED: [&str; 12] = [
+const COMPARED_KINDS: [&str; 12] = [
     "ClusterRole",
     "ClusterRoleBinding",
     "Role",
@@ -224,8 +225,9 @@ const COMPARED: [&str; 12] = [
     "CustomResourceDefinition",
 ];
 /// The maximum number of concurrent requests.
-const MAX_CONCURRENT: usize = 16;
-const MAX_VALUE_BYTES: usize = 80;
+const MAX_CONCURRENT_REQUESTS: usize = 16;
+/// The maximum length of a value in a finding.
+const MAX_LISTED_VALUE_BYTES: usize = 80;
 const REINSTALL_HINT: &str = "run `leno install --apply` again, or this check with the version of `leno` that installed them";
 
 #[cfg(test)]
@@ -255,7 +257,7 @@ mod tests {
         missing: &[&str],
         surplus_entries: &[&str],
     ) {
-        let differences = ManifestDifferences::between(manifest, actual);
+        let differences = ManifestDifferences::compare_manifest(manifest, actual);
         assert_eq!(
             (differences.missing, differences.surplus_entries),
             (to_strings(missing), to_strings(surplus_entries))
@@ -322,7 +324,7 @@ mod tests {
         assert_differences(&manifest, &changed, &["rules[0] is absent"], &[]);
         let mut changed = manifest.clone();
         changed["rules"][0]["verbs"] = json!(["get"]);
-        assert!(!ManifestDifferences::between(&manifest, &changed).missing.is_empty());
+        assert!(!ManifestDifferences::compare_manifest(&manifest, &changed).missing.is_empty());
     }
 
     #[tokio::test]

@@ -11,7 +11,7 @@ use crate::api::ObjectApi;
 pub(super) async fn check_permissions(client: &Client) -> ExamineResult {
     let reviews: ObjectApi<SelfSubjectAccessReview> = ObjectApi::for_all_namespaces(client.clone());
     let mut lacking = Vec::new();
-    for (group, resource) in INSTALLED {
+    for (group, resource) in INSTALLED_KINDS {
         let review = serde_json::from_value(json!({
             "metadata": {},
             "spec": {"resourceAttributes": {"group": group, "resource": resource, "verb": "create"}},
@@ -33,7 +33,7 @@ pub(super) async fn check_permissions(client: &Client) -> ExamineResult {
 }
 
 /// The kinds that an installation creates in addition to namespaces.
-const INSTALLED: &[(&str, &str)] = &[
+const INSTALLED_KINDS: &[(&str, &str)] = &[
     ("apiextensions.k8s.io", "customresourcedefinitions"),
     ("", "namespaces"),
     ("", "serviceaccounts"),

@@ -339,7 +339,7 @@ pub(super) fn fault_injection() -> Value {
     let abort = with_rules(
         object([
             ("httpStatus", integer(200, 599)),
-            ("grpcStatus", enumeration(GRPC)),
+            ("grpcStatus", enumeration(GRPC_STATUS_NAMES)),
             ("body", text(4096)),
             ("headers", header_list()),
             ("percent", percentage()),
@@ -457,11 +457,12 @@ fn failure_kinds() -> Value {
 }
 
 fn grpc_statuses() -> Value {
-    list(enumeration(GRPC), 16)
+    list(enumeration(GRPC_STATUS_NAMES), 16)
 }
 
+/// The maximum of counts in policies, such as numbers of requests.
 const MAX_COUNT: u32 = 1_000_000;
-const GRPC: &[&str] = &[
+const GRPC_STATUS_NAMES: &[&str] = &[
     "CANCELLED",
     "UNKNOWN",
     "INVALID_ARGUMENT",

@@ -73,10 +73,13 @@ impl ObjectStore {
         service: &'a Service,
     ) -> impl Iterator<Item = &'a Workload> {
         let namespace = service.name.namespace.clone();
-        let first = WorkloadName { namespace: namespace.clone(), name: smallest_name() };
-        let own = self.workloads.range(first..);
-        let own = own.take_while(move |(name, _)| name.namespace == namespace);
-        own.map(|(_, pod)| pod).filter(|pod| matches_selector(&service.selector, &pod.labels))
+        let range_start = WorkloadName { namespace: namespace.clone(), name: smallest_name() };
+        let namespace_pods = self.workloads.range(range_start..);
+        let namespace_pods =
+            namespace_pods.take_while(move |(name, _)| name.namespace == namespace);
+        namespace_pods
+            .map(|(_, pod)| pod)
+            .filter(|pod| matches_selector(&service.selector, &pod.labels))
     }
 
     /// Returns the reason that a port of an ingress policy is not open: another policy takes precedence, or an
@@ -96,12 +99,12 @@ impl ObjectStore {
                     })
             };
             let policies = self.custom_resources.all().filter_map(as_ingress);
-            if let Some(first) =
+            if let Some(preceding_policy) =
                 policies.filter(|other| precedes(other)).min_by_key(|other| other.precedence())
             {
                 return Some(format!(
                     "spec.backends: the {} opens port {} of {}; merge the sources of both",
-                    first.name, backend.port, backend.service
+                    preceding_policy.name, backend.port, backend.service
                 ));
             }
             if let Some(problem) = self.closed_backend_reason(policy, backend) {
@@ -120,11 +123,12 @@ impl ObjectStore {
         })
     }
 
-    /// Returns the reason that a service that is a source lets no client in.
+    /// Returns the reason that a service that is a source admits no client.
     fn missing_source_reason(&self, name: &ServiceName) -> Option<String> {
         let service = self.services.get(name).cloned().or_else(|| self.configured_service(name));
         let sources = service.iter().flat_map(|service| self.endpoints_of(service));
-        let mut sources = sources.filter(|source| !self.is_of_other_namespace(source)).peekable();
+        let mut sources =
+            sources.filter(|source| !self.belongs_to_other_namespace(source)).peekable();
         let has_pods = sources.peek().is_some();
         if sources.any(|source| !source.labels.contains_key(NODE_NETWORK_LABEL)) {
             return None;
@@ -145,13 +149,13 @@ impl ObjectStore {
         backend: &IngressBackend,
     ) -> Option<String> {
         let (name, port) = (service_of(policy, backend), backend.port);
-        let with_selector = || self.services.get(&name);
-        let joined = || {
+        let selector_service = || self.services.get(&name);
+        let joined_service = || {
             self.selectorless
                 .service(&name)
                 .filter(|service| self.joined_services.contains(&service.name))
         };
-        let Some(service) = with_selector().or_else(joined) else {
+        let Some(service) = selector_service().or_else(joined_service) else {
             return Some(format!("there is no Service {name} that selects pods"));
         };
         let members = || self.pods_behind(service).filter(|pod| pod.sidecar);
@@ -164,9 +168,11 @@ impl ObjectStore {
         if members().next().is_some() && !members().any(has_port) {
             return Some(format!("no pod of the Service {name} has the port {port}"));
         }
-        let contradicting = |pod: &Workload| self.contradicting_policy(pod, policy, backend);
-        let first = members().find_map(contradicting)?;
-        Some(format!("the {first} opens port {port} of pods of {name} with other settings"))
+        let find_contradiction = |pod: &Workload| self.contradicting_policy(pod, policy, backend);
+        let contradicting_policy = members().find_map(find_contradiction)?;
+        Some(format!(
+            "the {contradicting_policy} opens port {port} of pods of {name} with other settings"
+        ))
     }
 
     /// Returns the policy that already opens a port of a pod differently, through another service.
@@ -185,15 +191,15 @@ impl ObjectStore {
         let policies = policies.filter(|other| other.name.namespace == policy.name.namespace);
         let find_backend = |other: &'a IngressPolicy| {
             let mut backends = other.backends.iter();
-            let found = backends.find(|other_backend| {
+            let matching_backend = backends.find(|other_backend| {
                 other_backend.port == backend.port
                     && services.contains(&service_of(other, other_backend))
             })?;
-            Some((other, found.protocol.clone()))
+            Some((other, matching_backend.protocol.clone()))
         };
-        let (first, protocol) =
+        let (first_policy, protocol) =
             policies.filter_map(find_backend).min_by_key(|(other, _)| other.precedence())?;
-        (protocol != backend.protocol).then(|| first.name.clone())
+        (protocol != backend.protocol).then(|| first_policy.name.clone())
     }
 
     fn update_ingress_sources(&mut self) {
@@ -205,11 +211,11 @@ impl ObjectStore {
             IngressSource::Service(service) => Some(service.clone()),
             IngressSource::Range(_) | IngressSource::Principal(_) | IngressSource::Named(_) => None,
         });
-        let current: BTreeSet<ServiceName> = services.collect();
-        let previous = std::mem::replace(&mut self.ingress_sources, current);
-        let changed: Vec<ServiceName> =
-            previous.symmetric_difference(&self.ingress_sources).cloned().collect();
-        for name in changed {
+        let current_sources: BTreeSet<ServiceName> = services.collect();
+        let previous_sources = std::mem::replace(&mut self.ingress_sources, current_sources);
+        let changed_sources: Vec<ServiceName> =
+            previous_sources.symmetric_difference(&self.ingress_sources).cloned().collect();
+        for name in changed_sources {
             let service = self.known_service(&name).cloned();
             self.mark_selected_workloads(&name, &[service.as_ref()]);
             // A service without a selector becomes known to sidecars.

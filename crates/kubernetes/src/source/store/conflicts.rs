@@ -21,10 +21,10 @@ pub(super) struct ConflictIndex<'a> {
     splits: BTreeMap<&'a ServiceName, Vec<&'a TrafficSplit>>,
     retries: BTreeMap<&'a ServiceAccount, Vec<&'a RetryPolicy>>,
     /// Tag rules by target, regardless of the port.
-    tags: BTreeMap<TagScope, Vec<&'a TagRoute>>,
+    tag_routes: BTreeMap<TagScope, Vec<&'a TagRoute>>,
     sermant_rules: BTreeMap<TagScope, &'a SermantRouteRule>,
     /// A cache of the tag rules in force at a port, which are needed for many objects.
-    in_force: RefCell<ObjectsByPort>,
+    in_force_cache: RefCell<ObjectsByPort>,
 }
 
 /// Objects by the port of a service where they are in force.
@@ -48,13 +48,13 @@ impl<'a> ConflictIndex<'a> {
                 self.retries.entry(&policy.source).or_default().push(policy);
             }
             Object::TagRoute(route) => {
-                self.tags.entry(without_port(&route.scope)).or_default().push(route);
+                self.tag_routes.entry(without_port(&route.scope)).or_default().push(route);
             }
             Object::SermantRouteRule(rule) => {
                 for (scope, _) in &rule.entries {
-                    let first = self.sermant_rules.entry(without_port(scope)).or_insert(rule);
-                    if rule.precedence() < first.precedence() {
-                        *first = rule;
+                    let first_rule = self.sermant_rules.entry(without_port(scope)).or_insert(rule);
+                    if rule.precedence() < first_rule.precedence() {
+                        *first_rule = rule;
                     }
                 }
             }
@@ -64,19 +64,19 @@ impl<'a> ConflictIndex<'a> {
 
     /// Returns the routes and splits that are attached to a service.
     pub(super) fn attached_routes(&self, service: &ServiceName) -> AttachedRoutes<'a> {
-        let mut attached = AttachedRoutes::default();
-        attached.splits.extend(self.splits.get(service).into_iter().flatten());
+        let mut attached_routes = AttachedRoutes::default();
+        attached_routes.splits.extend(self.splits.get(service).into_iter().flatten());
         for route in self.routes.get(service).into_iter().flatten() {
             match route {
                 Object::HttpRoute(route) | Object::GrpcRoute(route) => {
-                    attached.requests.push(route)
+                    attached_routes.requests.push(route)
                 }
-                Object::GatewayTcpRoute(route) => attached.tcp.push(route),
-                Object::TlsRoute(route) => attached.tls.push(route),
+                Object::GatewayTcpRoute(route) => attached_routes.tcp.push(route),
+                Object::TlsRoute(route) => attached_routes.tls.push(route),
                 _ => {}
             }
         }
-        attached
+        attached_routes
     }
 
     /// Returns true if a route of another service forwards requests to a port. `is_opaque` returns true if the
@@ -144,14 +144,15 @@ impl<'a> ConflictIndex<'a> {
                 routes.find(precedes).map(Object::object_key)
             }
             Object::GatewayTcpRoute(own_route) => {
-                let earlier = routes.filter_map(|object| match object {
+                let preceding_routes = routes.filter_map(|object| match object {
                     Object::GatewayTcpRoute(object) => {
                         Some(object).filter(|other| other.precedes(own_route))
                     }
                     _ => None,
                 });
-                let first = earlier.min_by_key(|route| (route.created, &route.rule.route))?;
-                Some(ObjectKey::GatewayTcpRoute(first.rule.route.clone()))
+                let first_route =
+                    preceding_routes.min_by_key(|route| (route.created, &route.rule.route))?;
+                Some(ObjectKey::GatewayTcpRoute(first_route.rule.route.clone()))
             }
             Object::TlsRoute(own_route) => {
                 let tls_routes = routes.filter_map(|object| match object {
@@ -168,18 +169,19 @@ impl<'a> ConflictIndex<'a> {
 
     /// Returns true if the lanes of an object apply to a service.
     pub(super) fn applies_lanes(&self, object: &Object, scope: &TagScope) -> bool {
-        let Object::SermantRouteRule(own) = object else { return false };
-        let is_first = self.sermant_rules.get(scope).is_some_and(|first| first.name == own.name);
+        let Object::SermantRouteRule(own_rule) = object else { return false };
+        let is_first =
+            self.sermant_rules.get(scope).is_some_and(|first| first.name == own_rule.name);
         let has_lanes = |rules: &SermantRules| !rules.lanes.is_empty();
         matches!(scope, TagScope::Service(..))
             && is_first
-            && rules_for_scope(own, scope).is_some_and(has_lanes)
+            && rules_for_scope(own_rule, scope).is_some_and(has_lanes)
     }
 }
 
 impl ObjectStore {
     /// Returns the object that takes precedence over a route at all ports of one of its parents.
-    pub(super) fn conflict_of_route(
+    pub(super) fn find_route_conflict(
         &self,
         route: &Object,
         service: &ServiceName,
@@ -187,70 +189,71 @@ impl ObjectStore {
         conflicts: &ConflictIndex<'_>,
     ) -> Option<String> {
         let ports = self.ports_of_service(service, port);
-        let preceding: Option<Vec<ObjectKey>> =
+        let preceding_routes: Option<Vec<ObjectKey>> =
             ports.map(|port| conflicts.preceding_route(route, service, port)).collect();
-        let first = preceding?.into_iter().next()?;
-        Some(format!("{first} is attached to the same port and takes precedence"))
+        let preceding_route = preceding_routes?.into_iter().next()?;
+        Some(format!("{preceding_route} is attached to the same port and takes precedence"))
     }
 
     /// Returns the object that takes precedence over a split at all ports of its root.
-    pub(super) fn conflict_of_split(
+    pub(super) fn find_split_conflict(
         &self,
         split: &TrafficSplit,
         conflicts: &ConflictIndex<'_>,
     ) -> Option<String> {
         let root = &split.root.service;
         let splits = conflicts.splits.get(root).into_iter().flatten();
-        let earlier = splits.filter(|other| other.precedes(split));
-        if let Some(first) = earlier.min_by_key(|other| other.precedence()) {
+        let preceding_splits = splits.filter(|other| other.precedes(split));
+        if let Some(first) = preceding_splits.min_by_key(|other| other.precedence()) {
             let (name, reason) = (&first.name, precedence_reason(first.created, split.created));
             let first = Object::TrafficSplit((*first).clone());
-            let problem = self
+            let own_error = self
                 .missing_reference(&first)
                 .map(|error| format!("; it has an error of its own: {error}"));
-            let problem = problem.unwrap_or_default();
+            let own_error = own_error.unwrap_or_default();
             return Some(format!(
-                "TrafficSplit {name} is for the same service, and {reason}{problem}"
+                "TrafficSplit {name} is for the same service, and {reason}{own_error}"
             ));
         }
         let ports = self.ports_of_service(root, None);
-        let attached =
+        let attached_route =
             |port| conflicts.routes_at_port(root, port, &root.namespace).first().copied();
-        let routes: Option<Vec<&Object>> = ports.map(attached).collect();
+        let routes: Option<Vec<&Object>> = ports.map(attached_route).collect();
         let first = routes?.into_iter().next()?;
-        let problem = self.missing_backend(first);
-        let problem = problem.map(|error| format!("; it has an error of its own: {error}"));
-        let (first, problem) = (first.object_key(), problem.unwrap_or_default());
-        Some(format!("{first} is attached to {root} and takes precedence{problem}"))
+        let own_error = self.missing_backend(first);
+        let own_error = own_error.map(|error| format!("; it has an error of its own: {error}"));
+        let (first, own_error) = (first.object_key(), own_error.unwrap_or_default());
+        Some(format!("{first} is attached to {root} and takes precedence{own_error}"))
     }
 
     /// Returns the object that takes precedence over a retry policy for all of its existing services.
-    pub(super) fn conflict_of_retry(
+    pub(super) fn find_retry_conflict(
         &self,
         policy: &RetryPolicy,
         conflicts: &ConflictIndex<'_>,
     ) -> Option<String> {
-        let of_source = || conflicts.retries.get(&policy.source).into_iter().flatten();
-        let existing =
+        let policies_of_source = || conflicts.retries.get(&policy.source).into_iter().flatten();
+        let existing_services =
             policy.services.iter().filter(|service| self.services.get(service).is_some());
-        let firsts = existing.map(|service| {
-            let earlier = of_source().filter(|other| other.precedes(policy, service));
-            earlier.min_by_key(|other| other.precedence())
+        let preceding_policies = existing_services.map(|service| {
+            let preceding = policies_of_source().filter(|other| other.precedes(policy, service));
+            preceding.min_by_key(|other| other.precedence())
         });
-        let firsts: Option<Vec<_>> = firsts.collect();
-        let first = *firsts?.first()?;
-        let (name, reason) = (&first.name, precedence_reason(first.created, policy.created));
+        let preceding_policies: Option<Vec<_>> = preceding_policies.collect();
+        let preceding_policy = *preceding_policies?.first()?;
+        let (name, reason) =
+            (&preceding_policy.name, precedence_reason(preceding_policy.created, policy.created));
         Some(format!("Retry {name} applies to the same requests, and {reason}"))
     }
 
     /// Returns the object that takes precedence over tag rules for all of their targets.
-    pub(super) fn conflict_of_tags(
+    pub(super) fn find_tag_conflict(
         &self,
         object: &Object,
         conflicts: &ConflictIndex<'_>,
     ) -> Option<String> {
-        let own = object.object_key();
-        let mut first = None;
+        let own_key = object.object_key();
+        let mut first_in_force = None;
         for scope in target_scopes(object) {
             let only_port = match scope {
                 TagScope::Service(_, only_port) => *only_port,
@@ -258,24 +261,24 @@ impl ObjectStore {
             };
             for service in self.services_of(scope) {
                 for port in self.ports_of_service(&service.name, only_port) {
-                    let in_force = self.rules_in_force(&service.name, port, conflicts);
-                    if in_force.contains(&own)
+                    let rules_in_force = self.rules_in_force(&service.name, port, conflicts);
+                    if rules_in_force.contains(&own_key)
                         || conflicts.applies_lanes(object, &without_port(scope))
                     {
                         return None;
                     }
-                    first = first.or_else(|| in_force.first().cloned());
+                    first_in_force = first_in_force.or_else(|| rules_in_force.first().cloned());
                 }
             }
         }
-        let first = first?;
-        Some(match &first {
+        let first_in_force = first_in_force?;
+        Some(match &first_in_force {
             // A generated rule, without an object in the cluster.
-            ObjectKey::TagRoute(name) if self.custom_resources.get(&first).is_none() => {
+            ObjectKey::TagRoute(name) if self.custom_resources.get(&first_in_force).is_none() => {
                 let service = service_of_preference(name)?;
                 format!("the traffic distribution of the Service {service} takes precedence")
             }
-            _ => format!("{first} takes precedence"),
+            _ => format!("{first_in_force} takes precedence"),
         })
     }
 
@@ -287,7 +290,7 @@ impl ObjectStore {
         conflicts: &ConflictIndex<'_>,
     ) -> Rc<[ObjectKey]> {
         let at_port = (service.clone(), port);
-        let mut cache = conflicts.in_force.borrow_mut();
+        let mut cache = conflicts.in_force_cache.borrow_mut();
         cache
             .entry(at_port)
             .or_insert_with(|| self.compute_in_force(service, port, conflicts))
@@ -305,28 +308,31 @@ impl ObjectStore {
                 self.custom_resources.get(&ObjectKey::TagRoute(name.clone())).is_some();
             self.zone_preference(&name).filter(|_| !is_user_defined)
         });
-        let at_service = TagScope::Service(service.clone(), None);
-        let scopes = [at_service, TagScope::Namespace(service.namespace.clone()), TagScope::Mesh];
-        let most_specific = TagRules::most_specific(scopes.iter().flat_map(|scope| {
-            let user_rules = conflicts.tags.get(scope).into_iter().flatten().copied();
+        let service_scope = TagScope::Service(service.clone(), None);
+        let scopes =
+            [service_scope, TagScope::Namespace(service.namespace.clone()), TagScope::Mesh];
+        let specific_rules = TagRules::select_most_specific(scopes.iter().flat_map(|scope| {
+            let user_rules = conflicts.tag_routes.get(scope).into_iter().flatten().copied();
             let user_rules = user_rules.filter(|route| match route.scope {
                 TagScope::Service(_, only_port) => {
                     only_port.is_none_or(|only_port| only_port == port)
                 }
                 TagScope::Namespace(_) | TagScope::Mesh => true,
             });
-            let generated = preference.iter().filter_map(|object| match object {
+            let generated_rules = preference.iter().filter_map(|object| match object {
                 Object::TagRoute(route) => Some(route).filter(|route| route.scope == *scope),
                 _ => None,
             });
             let sermant_rules = conflicts.sermant_rules.get(scope);
             let sermant_rules = sermant_rules.and_then(|rule| rules_for_scope(rule, scope));
             let sermant_rules = sermant_rules.map(|rules| rules.rules.clone());
-            [TagRules::merge_routes(user_rules.chain(generated))].into_iter().chain(sermant_rules)
+            [TagRules::merge_routes(user_rules.chain(generated_rules))]
+                .into_iter()
+                .chain(sermant_rules)
         }));
-        let by_request = most_specific.rules.iter().map(|rule| rule.origin.object_key());
-        by_request
-            .chain(most_specific.by_caller.iter().map(|rule| rule.origin.object_key()))
+        let request_rules = specific_rules.rules.iter().map(|rule| rule.origin.object_key());
+        request_rules
+            .chain(specific_rules.caller_rules.iter().map(|rule| rule.origin.object_key()))
             .collect()
     }
 
@@ -337,7 +343,7 @@ impl ObjectStore {
     ) -> Box<dyn Iterator<Item = &'a Service> + 'a> {
         match scope {
             TagScope::Service(service, _) => Box::new(self.services.get(service).into_iter()),
-            TagScope::Namespace(namespace) => Box::new(self.services.of_namespace(namespace)),
+            TagScope::Namespace(namespace) => Box::new(self.services.in_namespace(namespace)),
             TagScope::Mesh => Box::new(self.services.all()),
         }
     }
@@ -374,10 +380,10 @@ pub(super) fn without_port(scope: &TagScope) -> TagScope {
 
 fn rules_for_scope<'a>(
     rule: &'a SermantRouteRule,
-    requested: &TagScope,
+    scope_without_port: &TagScope,
 ) -> Option<&'a SermantRules> {
     let mut entries = rule.entries.iter();
-    entries.find(|(scope, _)| without_port(scope) == *requested).map(|(_, rules)| rules)
+    entries.find(|(scope, _)| without_port(scope) == *scope_without_port).map(|(_, rules)| rules)
 }
 
 /// Returns the parents of a Gateway API route.

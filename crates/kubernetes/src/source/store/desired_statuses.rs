@@ -1,19 +1,18 @@
 //! Statuses of custom resources, from the current state.
 
 mod conflict_context;
-
-use std::collections::{BTreeMap, BTreeSet};
+mod status_context;
 
 use leno_model::{
-    ConflictStatus, GatewayTcpRoute, MeshConfig, Name, NoEffect, NoEffectCause, Object,
-    PolicyScope, ReferenceGrant, RouteKind, RouteParent, Service, ServiceName, ServicePolicy,
-    TagScope, TcpRule, TlsRoute, TlsRule, WeightedBackend, leads_back, no_requests,
+    ConflictStatus, GatewayTcpRoute, Name, NoEffect, NoEffectCause, Object, PolicyScope,
+    ReferenceGrant, RouteKind, RouteParent, Service, ServiceName, ServicePolicy, TagScope, TcpRule,
+    TlsRoute, TlsRule, WeightedBackend, describe_tcp_only_services, is_only_parent,
 };
 use leno_registry::RejectedDocument;
 use serde_json::Value;
 
 pub(super) use self::conflict_context::ConflictContext;
-use super::conflicts::ConflictIndex;
+use self::status_context::StatusContext;
 use super::{ObjectOrigin, ObjectStore};
 use crate::external_principals::ACCESS_CERT;
 use crate::gateway::{RouteId, RouteParentStatus};
@@ -27,20 +26,17 @@ impl ObjectStore {
         if !self.has_published() || !std::mem::take(&mut self.statuses_stale) {
             return None;
         }
-        let context = self.shared_data();
+        let context = self.build_context();
         let statuses = self
             .records
             .iter()
             .filter_map(|(origin, record)| self.object_status(origin, record, &context));
-        Some(statuses.filter(DesiredStatus::is_due).collect())
+        Some(statuses.filter(DesiredStatus::needs_write).collect())
     }
 
     /// Collects the data that is shared between the statuses of many objects.
-    fn shared_data(&self) -> StatusContext<'_> {
-        let mut context = StatusContext {
-            config: self.mesh_config().unwrap_or_default(),
-            ..StatusContext::default()
-        };
+    fn build_context(&self) -> StatusContext<'_> {
+        let mut context = StatusContext::for_config(self.mesh_config().unwrap_or_default());
         for (_, object, _) in self.custom_resources.all_in_force() {
             context.conflicts.add_object(object);
             match object {
@@ -84,7 +80,7 @@ impl ObjectStore {
         let id = &origin.id;
         let gateways = self.gateways.as_ref();
         let content = match record.form {
-            StatusForm::Nothing => StatusContent::Nothing,
+            StatusForm::NoStatus => StatusContent::NoStatus,
             StatusForm::Gateway => {
                 StatusContent::Gateway(gateways?.resolved.gateway_statuses.get(id)?.clone())
             }
@@ -127,10 +123,10 @@ impl ObjectStore {
                     }
                 });
                 let route = RouteId { kind: record.target.kind, id: id.clone() };
-                let of_gateways =
-                    gateways.and_then(|gateways| gateways.resolved.parents.get(&route));
+                let gateway_parents =
+                    gateways.and_then(|gateways| gateways.resolved.parent_statuses.get(&route));
                 StatusContent::Parents(
-                    parents.chain(of_gateways.into_iter().flatten().cloned()).collect(),
+                    parents.chain(gateway_parents.into_iter().flatten().cloned()).collect(),
                 )
             }
         };
@@ -144,11 +140,11 @@ impl ObjectStore {
             rejection: rejection.or_else(|| gateways?.rejection_reason(record.target.kind, id)),
             diagnostic: self.diagnostics_of(origin),
             conflict: self.conflict_without_status(origin, record, context),
-            dangling: self.missing_reference_without_status(origin, record),
+            missing_reference: self.missing_reference_without_status(origin, record),
         })
     }
 
-    /// Returns the conditions of a policy; `rejected` has those of a rejected one.
+    /// Returns the conditions of a policy; `rejected` has the first two of a rejected one.
     fn policy_conditions(
         &self,
         origin: &ObjectOrigin,
@@ -160,10 +156,10 @@ impl ObjectStore {
         let object = self.custom_resources.get_by_origin(origin);
         let enforced =
             object.and_then(|object| self.enforced_condition(object, &context.config, &accepted));
-        let idle = object.filter(|_| accepted.status == "True");
-        let idle = idle.and_then(|object| self.unprogrammed_condition(object, context));
+        let no_effect = object.filter(|_| accepted.status == "True");
+        let no_effect = no_effect.and_then(|object| self.unprogrammed_condition(object, context));
         let programmed =
-            idle.unwrap_or_else(|| StatusCondition::from_accepted(&accepted, REPORTED));
+            no_effect.unwrap_or_else(|| StatusCondition::from_accepted(&accepted, SENT_MESSAGE));
         [accepted, resolved, programmed].into_iter().chain(enforced).collect()
     }
 
@@ -176,17 +172,17 @@ impl ObjectStore {
         parent: &Value,
         context: &StatusContext<'_>,
     ) -> (StatusCondition, Option<StatusCondition>) {
-        let (service, port) = match parent_of(parent, &record.target.namespace) {
+        let (service, port) = match parse_parent(parent, &record.target.namespace) {
             Ok(parent_service) => parent_service,
             Err(problem) => return (accepted_condition(Some(&problem), "NoMatchingParent"), None),
         };
-        if let Some(missing) = self.missing_part(&service, port) {
-            return (accepted_condition(Some(&missing), "NoMatchingParent"), None);
+        if let Some(missing_part) = self.missing_part(&service, port) {
+            return (accepted_condition(Some(&missing_part), "NoMatchingParent"), None);
         }
         let Some(route) = self.custom_resources.get_by_origin(origin) else {
             return (accepted_condition(None, ""), None);
         };
-        let conflict = self.conflict_of_route(route, &service, port, &context.conflicts);
+        let conflict = self.find_route_conflict(route, &service, port, &context.conflicts);
         let no_effect = || self.idle_route(route, &service, port, &context.conflicts);
         let no_effect = no_effect().filter(|_| conflict.is_none());
         (accepted_condition(conflict.as_deref(), CONFLICTED), no_effect)
@@ -200,8 +196,8 @@ impl ObjectStore {
         context: &StatusContext<'_>,
     ) -> Option<String> {
         match self.custom_resources.get_by_origin(origin)? {
-            Object::TrafficSplit(split) if record.form == StatusForm::Nothing => {
-                self.conflict_of_split(split, &context.conflicts)
+            Object::TrafficSplit(split) if record.form == StatusForm::NoStatus => {
+                self.find_split_conflict(split, &context.conflicts)
             }
             _ => None,
         }
@@ -216,7 +212,7 @@ impl ObjectStore {
         let object = self
             .custom_resources
             .get_by_origin(origin)
-            .filter(|_| record.form == StatusForm::Nothing)?;
+            .filter(|_| record.form == StatusForm::NoStatus)?;
         self.missing_reference(object)
     }
 
@@ -229,7 +225,7 @@ impl ObjectStore {
         let Some(object) = self.custom_resources.get_by_origin(origin) else {
             return [
                 accepted_condition(None, ""),
-                references_condition("True", "ResolvedRefs", NAMES_NOTHING),
+                references_condition("True", "ResolvedRefs", NO_TARGETS),
             ];
         };
         let targets = target_services(object);
@@ -250,7 +246,7 @@ impl ObjectStore {
         };
         // Always written, to replace a previous condition.
         let resolved = match missing {
-            _ if targets.is_empty() => references_condition("True", "ResolvedRefs", NAMES_NOTHING),
+            _ if targets.is_empty() => references_condition("True", "ResolvedRefs", NO_TARGETS),
             Some(missing) => references_condition("False", "TargetNotFound", &missing),
             None => references_condition("True", "ResolvedRefs", "all targets exist"),
         };
@@ -290,27 +286,27 @@ impl ObjectStore {
         object: &Object,
         context: &StatusContext<'_>,
     ) -> Option<IneffectiveReason> {
-        let overruled = match object {
+        let conflict = match object {
             Object::ServicePolicy(policy) => return self.ineffective_policy(policy, context),
             Object::Retry(policy) => {
                 if policy.services.iter().all(|service| self.is_opaque_at_each_port(service)) {
                     return Some(IneffectiveReason::Idle(
-                        no_requests(&policy.services),
+                        describe_tcp_only_services(&policy.services),
                         NO_REQUESTS,
                     ));
                 }
-                self.conflict_of_retry(policy, &context.conflicts)
+                self.find_retry_conflict(policy, &context.conflicts)
             }
             Object::TagRoute(_) | Object::SermantRouteRule(_) => {
-                self.conflict_of_tags(object, &context.conflicts)
+                self.find_tag_conflict(object, &context.conflicts)
             }
             _ => None,
         };
-        let idle =
+        let no_effect =
             || self.no_effect_by_routes(object, &ConflictContext { store: self, shared: context });
-        overruled
+        conflict
             .map(IneffectiveReason::Overruled)
-            .or_else(|| idle().map(IneffectiveReason::of_idle))
+            .or_else(|| no_effect().map(IneffectiveReason::from_no_effect))
     }
 
     fn ineffective_policy(
@@ -323,7 +319,7 @@ impl ObjectStore {
             PolicyScope::Services(parents) => {
                 parents.iter().filter_map(|parent| self.services.get(&parent.service)).collect()
             }
-            PolicyScope::Namespace => self.services.of_namespace(namespace).collect(),
+            PolicyScope::Namespace => self.services.in_namespace(namespace).collect(),
         };
         let ports = services
             .iter()
@@ -336,7 +332,9 @@ impl ObjectStore {
             ConflictStatus::Overridden(other) => Some(IneffectiveReason::Overruled(format!(
                 "{other} takes precedence at all of its targets"
             ))),
-            ConflictStatus::NoEffect(no_effect) => Some(IneffectiveReason::of_idle(no_effect)),
+            ConflictStatus::NoEffect(no_effect) => {
+                Some(IneffectiveReason::from_no_effect(no_effect))
+            }
             ConflictStatus::InForce | ConflictStatus::NoTarget => None,
         }
     }
@@ -361,26 +359,29 @@ impl ObjectStore {
             };
             return match fields.into_iter().any(of_backend) {
                 true => references_condition("False", "InvalidKind", rejection),
-                false => references_condition("Unknown", "Pending", UNCHECKED),
+                false => references_condition("Unknown", "Pending", UNCHECKED_REFERENCES),
             };
         }
         let Some(object) = self.custom_resources.get_by_origin(origin) else {
-            return references_condition("Unknown", "Pending", UNCHECKED);
+            return references_condition("Unknown", "Pending", UNCHECKED_REFERENCES);
         };
         let (parents, backends) = route_backends(object);
         for (kind, own_namespace, service, port) in backends {
             let their_namespace = &service.namespace;
             let is_granted =
                 || grants.iter().any(|grant| grant.permits_route(kind, own_namespace, service));
-            if own_namespace != their_namespace && !leads_back(parents, service) && !is_granted() {
+            if own_namespace != their_namespace
+                && !is_only_parent(parents, service)
+                && !is_granted()
+            {
                 let message = format!(
                     "no ReferenceGrant in {their_namespace} permits {service} to {}s of {own_namespace}",
                     kind.as_str()
                 );
                 return references_condition("False", "RefNotPermitted", &message);
             }
-            if let Some(missing) = self.missing_part(service, Some(port)) {
-                return references_condition("False", "BackendNotFound", &missing);
+            if let Some(missing_part) = self.missing_part(service, Some(port)) {
+                return references_condition("False", "BackendNotFound", &missing_part);
             }
         }
         references_condition("True", "ResolvedRefs", "all backends exist")
@@ -406,7 +407,7 @@ impl ObjectStore {
 }
 
 /// Returns the service and optional port that a route refers to as its parent.
-fn parent_of(parent: &Value, own_namespace: &str) -> Result<(ServiceName, Option<u16>), String> {
+fn parse_parent(parent: &Value, own_namespace: &str) -> Result<(ServiceName, Option<u16>), String> {
     let text = |key: &str| parent.get(key).and_then(Value::as_str);
     let name = text("name").unwrap_or_default();
     let port = parent.get("port").and_then(Value::as_u64);
@@ -415,12 +416,13 @@ fn parent_of(parent: &Value, own_namespace: &str) -> Result<(ServiceName, Option
     service.map(|service| (service, port)).map_err(|error| error.to_string())
 }
 
-/// Adds the `Programmed` condition; `idle` is that of an accepted route without effect.
+/// Adds the `Programmed` condition; `not_programmed` is that of an accepted route without effect.
 fn with_programmed(
     [accepted, resolved]: [StatusCondition; 2],
-    idle: Option<StatusCondition>,
+    not_programmed: Option<StatusCondition>,
 ) -> Vec<StatusCondition> {
-    let programmed = idle.unwrap_or_else(|| StatusCondition::from_accepted(&accepted, REPORTED));
+    let programmed =
+        not_programmed.unwrap_or_else(|| StatusCondition::from_accepted(&accepted, SENT_MESSAGE));
     vec![accepted, resolved, programmed]
 }
 
@@ -459,12 +461,12 @@ fn references_condition(
 enum IneffectiveReason {
     /// Another object takes precedence.
     Overruled(String),
-    /// It is in force but affects no traffic; with the reason of the condition.
+    /// The object is in force but affects no traffic; with the reason of the condition.
     Idle(String, &'static str),
 }
 
 impl IneffectiveReason {
-    fn of_idle(no_effect: NoEffect) -> Self {
+    fn from_no_effect(no_effect: NoEffect) -> Self {
         let reason = match no_effect.cause {
             NoEffectCause::NoRequests(..) => NO_REQUESTS,
             _ => OVERRIDDEN,
@@ -476,42 +478,6 @@ impl IneffectiveReason {
         match self {
             Self::Overruled(sentence) | Self::Idle(sentence, _) => sentence,
         }
-    }
-}
-
-/// Data that is shared between the statuses of many objects.
-#[derive(Default)]
-struct StatusContext<'a> {
-    grants: Vec<&'a ReferenceGrant>,
-    /// The policies by target service; `by_namespace` has those that target a whole namespace.
-    by_service: BTreeMap<&'a ServiceName, Vec<&'a ServicePolicy>>,
-    by_namespace: BTreeMap<&'a Name, Vec<&'a ServicePolicy>>,
-    conflicts: ConflictIndex<'a>,
-    /// The settings of the mesh.
-    config: MeshConfig,
-}
-
-impl<'a> StatusContext<'a> {
-    fn add_policy(&mut self, policy: &'a ServicePolicy) {
-        match &policy.scope {
-            PolicyScope::Namespace => {
-                self.by_namespace.entry(&policy.name.namespace).or_default().push(policy);
-            }
-            PolicyScope::Services(parents) => {
-                let services: BTreeSet<&ServiceName> =
-                    parents.iter().map(|parent| &parent.service).collect();
-                for service in services {
-                    self.by_service.entry(service).or_default().push(policy);
-                }
-            }
-        }
-    }
-
-    /// Returns the policies that may apply to a service.
-    fn policies_for(&self, service: &ServiceName) -> Vec<&'a ServicePolicy> {
-        let by_name = self.by_service.get(service);
-        let of_namespace = self.by_namespace.get(&service.namespace);
-        by_name.into_iter().chain(of_namespace).flatten().copied().collect()
     }
 }
 
@@ -583,16 +549,15 @@ fn truncate_message(text: &str) -> String {
 const CONFLICTED: &str = "Conflicted";
 /// The reason of `Programmed` for a policy without effect (GEP-713).
 pub(super) const OVERRIDDEN: &str = "Overridden";
-
 /// The reason of `Programmed` for a policy at a port without visible requests.
 const NO_REQUESTS: &str = "NoRequests";
 /// The message for an object in force. It does not imply that sidecars have applied it.
-const REPORTED: &str = "sent to every connected sidecar that it affects";
+const SENT_MESSAGE: &str = "sent to every connected sidecar that it affects";
 /// The message for an object without targets.
-const NAMES_NOTHING: &str = "it has no targets";
+const NO_TARGETS: &str = "it has no targets";
 /// The maximum number of errors in one status.
 const MAX_REJECTIONS: usize = 5;
 /// The maximum length of a message. The API allows 32768 bytes, which is too long to read.
 const MAX_MESSAGE_BYTES: usize = 2000;
-
-const UNCHECKED: &str = "the references of the route have not been checked";
+/// The message for a route without checked references.
+const UNCHECKED_REFERENCES: &str = "the references of the route have not been checked";

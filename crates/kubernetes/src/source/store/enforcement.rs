@@ -18,22 +18,22 @@ impl ObjectStore {
         config: &MeshConfig,
         accepted: &StatusCondition,
     ) -> Option<StatusCondition> {
-        let pods = match object {
+        let excluded_endpoints = match object {
             Object::ServicePolicy(policy) if policy.rule.is_inbound() => {
                 self.unmeshed_endpoints(policy)
             }
             Object::AccessPolicy(policy) => self.unenforced_access(policy, config),
             _ => return None,
         };
-        let (status, reason, message) = match (accepted.status, pods.first()) {
+        let (status, reason, message) = match (accepted.status, excluded_endpoints.first()) {
             ("True", None) => ("True", "Enforced", ENFORCED.to_owned()),
-            ("True", Some(first)) => {
-                let first = &first.name;
-                let remainder = match pods.len() - 1 {
+            ("True", Some(first_endpoint)) => {
+                let first_endpoint = &first_endpoint.name;
+                let remainder = match excluded_endpoints.len() - 1 {
                     0 => String::new(),
                     count => format!(" and {count} more"),
                 };
-                let message = format!("{EXCLUDED} {first}{remainder}");
+                let message = format!("{EXCLUDED} {first_endpoint}{remainder}");
                 ("False", "EndpointsWithoutSidecar", message)
             }
             _ => ("False", "Invalid", "the policy is not in force".to_owned()),
@@ -82,10 +82,10 @@ impl ObjectStore {
             }
             PolicyScope::Namespace => {
                 let listed = self.selectorless.services_in(&policy.name.namespace);
-                self.services.of_namespace(&policy.name.namespace).chain(listed).collect()
+                self.services.in_namespace(&policy.name.namespace).chain(listed).collect()
             }
         };
-        self.without_sidecar(&services)
+        self.excluded_endpoints(&services)
     }
 
     /// Returns the endpoints without a sidecar that clients exclude because of a policy about accounts: those
@@ -97,24 +97,24 @@ impl ObjectStore {
     ) -> Vec<&'a Workload> {
         let is_rejecting = |workload: &&Workload| {
             let has_action = |has_action| policy.rules.iter().any(|rule| rule.action == has_action);
-            policy.is_about(&workload.account)
-                && match config.mode_of(workload) {
+            policy.selects_account(&workload.account)
+                && match config.default_policy_of(workload) {
                     DefaultPolicy::DryRun => false,
                     DefaultPolicy::Allow => has_action(PolicyAction::Deny),
                     DefaultPolicy::Deny => true,
                 }
         };
-        let services = self.services.of_namespace(&policy.name.namespace);
+        let services = self.services.in_namespace(&policy.name.namespace);
         let mut services: Vec<&Service> =
             services.chain(self.selectorless.services_in(&policy.name.namespace)).collect();
         services
             .retain(|service| self.endpoints_of(service).any(|workload| is_rejecting(&workload)));
-        self.without_sidecar(&services)
+        self.excluded_endpoints(&services)
     }
 
     /// Returns the endpoints without a sidecar that clients exclude. Sidecars exclude them from services with
     /// at least one meshed endpoint and from those to which routes of others lead, gateways from every service.
-    fn without_sidecar<'a>(&'a self, services: &[&'a Service]) -> Vec<&'a Workload> {
+    fn excluded_endpoints<'a>(&'a self, services: &[&'a Service]) -> Vec<&'a Workload> {
         let endpoints = services.iter().flat_map(|service| {
             let has_meshed = self.endpoints_of(service).any(|workload| workload.sidecar);
             let unmeshed = self.endpoints_of(service).filter(|workload| !workload.sidecar);
@@ -133,11 +133,14 @@ impl ObjectStore {
         &'a self,
         service: &'a Service,
     ) -> impl Iterator<Item = &'a Workload> {
-        let listed = self.listed_behind(service).filter(|workload| !self.is_meshed_pod(workload));
+        let listed =
+            self.listed_endpoints_of(service).filter(|workload| !self.is_meshed_pod(workload));
         self.pods_behind(service).chain(listed)
     }
 }
 
-const ENFORCED: &str = "clients also use endpoints without a sidecar";
+/// The message of the condition for a policy that each endpoint enforces.
+const ENFORCED: &str = "clients exclude no endpoints for lack of a sidecar";
+/// The message of the condition for a policy with excluded endpoints, followed by their names.
 const EXCLUDED: &str =
     "only a sidecar enforces the policy; clients do not use endpoints without one:";

@@ -15,7 +15,7 @@ use crate::source::status_record::StatusRecord;
 /// The requests for certificates of external principals, and their outcomes.
 #[derive(Default)]
 pub(super) struct ExternalPrincipals {
-    grants: SecretPermissions,
+    secret_permissions: SecretPermissions,
     decisions: CertificateDecisions,
     outcomes: Arc<CertificateOutcomes>,
     /// True if the result may have changed.
@@ -36,8 +36,8 @@ impl ExternalPrincipals {
 
 impl ObjectStore {
     /// Sets the namespaces in which this control plane may write Secrets.
-    pub(crate) fn set_secret_permissions(&mut self, grants: SecretPermissions) {
-        self.external_principals.grants = grants;
+    pub(crate) fn set_secret_permissions(&mut self, secret_permissions: SecretPermissions) {
+        self.external_principals.secret_permissions = secret_permissions;
         self.external_principals.mark_changed();
     }
 
@@ -64,9 +64,14 @@ impl ObjectStore {
             .access_cert_requests(&domain)
             .chain(self.foreign_settings_requests(&domain))
             .collect();
-        let mut decisions = validate_requests(requests, &self.external_principals.grants, &domain);
-        let invalid = self.invalid_gateway_requests().filter_map(|origin| self.records.get(origin));
-        decisions.desired.unchanged.extend(invalid.map(|record| record.target.uid.clone()));
+        let mut decisions =
+            validate_requests(requests, &self.external_principals.secret_permissions, &domain);
+        let invalid_requests =
+            self.invalid_gateway_requests().filter_map(|origin| self.records.get(origin));
+        decisions
+            .desired
+            .unchanged
+            .extend(invalid_requests.map(|record| record.target.uid.clone()));
         self.statuses_stale |= decisions != self.external_principals.decisions;
         self.external_principals.decisions = decisions;
     }
@@ -80,7 +85,7 @@ impl ObjectStore {
             let namespace = cert.name.namespace.clone();
             let secret = SecretName { namespace, name: cert.secret.clone() };
             Some(DesiredCertificate {
-                owner: owner_of(self.records.get(origin)?),
+                owner: owner_object(self.records.get(origin)?),
                 id: ExternalPrincipalId { trust_domain: domain.clone(), secret },
                 names: cert.subjects.clone(),
                 lifetime: None,
@@ -95,7 +100,7 @@ impl ObjectStore {
     ) -> impl Iterator<Item = DesiredCertificate> {
         self.ingress_gateways().filter_map(|(origin, request, created)| {
             Some(DesiredCertificate {
-                owner: owner_of(self.records.get(origin)?),
+                owner: owner_object(self.records.get(origin)?),
                 id: ExternalPrincipalId {
                     trust_domain: domain.clone(),
                     secret: request.secret.clone(),
@@ -131,7 +136,7 @@ impl ObjectStore {
     }
 }
 
-fn owner_of(record: &StatusRecord) -> OwnerObject {
+fn owner_object(record: &StatusRecord) -> OwnerObject {
     OwnerObject {
         api_version: record.resource.api_version.clone(),
         kind: record.target.kind,

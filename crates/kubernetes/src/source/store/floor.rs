@@ -19,13 +19,13 @@ pub(super) struct Floors {
     pods: BTreeMap<WorkloadName, SidecarSettings>,
     namespaces: BTreeMap<Name, SidecarSettings>,
     /// The repository of the control plane's own image, which is always permitted.
-    repository: Option<String>,
+    own_repository: Option<String>,
 }
 
 impl ObjectStore {
     /// Sets the default image of sidecars.
     pub(crate) fn set_image(&mut self, image: &str) {
-        self.floors.repository = Some(repository_of(image).to_owned());
+        self.floors.own_repository = Some(repository_of(image).to_owned());
     }
 
     pub(super) fn set_pod_settings(
@@ -33,7 +33,7 @@ impl ObjectStore {
         name: &WorkloadName,
         mut sidecar_settings: SidecarSettings,
     ) {
-        let own_repository = self.floors.repository.as_deref();
+        let own_repository = self.floors.own_repository.as_deref();
         sidecar_settings.images.retain(|image| Some(repository_of(image)) != own_repository);
         let sidecar_settings = Some(sidecar_settings)
             .filter(|settings| settings.may_be_overridden() || !settings.images.is_empty());
@@ -109,10 +109,10 @@ impl ObjectStore {
             self.namespaces.keys().chain(self.floors.namespaces.keys()).collect();
         namespaces.sort();
         namespaces.dedup();
-        let of_namespaces =
+        let namespace_warnings =
             namespaces.into_iter().flat_map(|name| self.namespace_floor_warnings(name));
-        let of_pods = pods.into_iter().flat_map(|name| self.pod_floor_warnings(name));
-        of_namespaces.chain(of_pods).collect()
+        let pod_warnings = pods.into_iter().flat_map(|name| self.pod_floor_warnings(name));
+        namespace_warnings.chain(pod_warnings).collect()
     }
 
     /// Returns the pods with a sidecar image that the floor forbids.
@@ -135,17 +135,17 @@ impl ObjectStore {
         let workload = self.workloads.get(name).filter(|workload| workload.sidecar);
         let admission = workload.map(|workload| workload.admission).unwrap_or_default();
         let overridden = config.overridden_in(&name.namespace, admission);
-        let at = |field: &str| pod_location(name, field);
-        let mut warnings = admission_warnings(&overridden, at);
+        let location = |field: &str| pod_location(name, field);
+        let mut warnings = admission_warnings(&overridden, location);
         let Some(sidecar_settings) = self.floors.pods.get(name) else { return warnings };
-        warnings.extend(self.annotation_warnings(floor, sidecar_settings, at));
-        let of_namespace = self.floors.namespaces.get(&name.namespace);
-        let has_injection = of_namespace.is_some_and(|settings| settings.has_injection);
+        warnings.extend(self.annotation_warnings(floor, sidecar_settings, location));
+        let namespace_settings = self.floors.namespaces.get(&name.namespace);
+        let has_injection = namespace_settings.is_some_and(|settings| settings.has_injection);
         let lacks_sidecar =
             floor.injection_required && has_injection && !sidecar_settings.has_sidecar;
         if let Some(key) = sidecar_settings.opt_out.as_ref().filter(|_| lacks_sidecar) {
             warnings.push(Warning {
-                at: at("metadata"),
+                at: location("metadata"),
                 problem: format!(
                     "{key} disables the sidecar, and spec.floor.injection of the MeshConfig \
                      requires one"
@@ -161,19 +161,17 @@ impl ObjectStore {
     fn namespace_floor_warnings(&self, name: &Name) -> Vec<Warning> {
         let Some((config, floor)) = self.floor_in(name) else { return Vec::new() };
         let admission = self.namespaces.get(name).copied().unwrap_or_default();
-        let at = |field: &str| DocumentLocation {
+        let location = |field: &str| DocumentLocation {
             kind: Some("Namespace".to_owned()),
             name: Some(name.to_string()),
             field: Some(field.to_owned()),
             ..DocumentLocation::default()
         };
-        let mut warnings = admission_warnings(&config.overridden_in(name, admission), at);
+        let mut warnings = admission_warnings(&config.overridden_in(name, admission), location);
         let sidecar_settings = self.floors.namespaces.get(name);
-        warnings.extend(
-            sidecar_settings
-                .into_iter()
-                .flat_map(|sidecar_settings| self.annotation_warnings(floor, sidecar_settings, at)),
-        );
+        warnings.extend(sidecar_settings.into_iter().flat_map(|sidecar_settings| {
+            self.annotation_warnings(floor, sidecar_settings, location)
+        }));
         warnings
     }
 
@@ -182,30 +180,31 @@ impl ObjectStore {
         &self,
         floor: &Floor,
         sidecar_settings: &SidecarSettings,
-        at: impl Fn(&str) -> DocumentLocation,
+        location: impl Fn(&str) -> DocumentLocation,
     ) -> Vec<Warning> {
-        let excluded = sidecar_settings.exclusions.iter().filter(|_| floor.exclusions_forbidden);
-        let excluded = excluded.map(|key| Warning {
-            at: at(&format!("metadata.annotations[{key:?}]")),
+        let exclusion_warnings =
+            sidecar_settings.exclusions.iter().filter(|_| floor.exclusions_forbidden);
+        let exclusion_warnings = exclusion_warnings.map(|key| Warning {
+            at: location(&format!("metadata.annotations[{key:?}]")),
             problem:
                 "is below spec.floor.exclusions of the MeshConfig, and pods are created without it"
                     .to_owned(),
             hint: "remove the annotation; create pods again that were created with it".to_owned(),
         });
-        let own_repository = self.floors.repository.as_deref();
+        let own_repository = self.floors.own_repository.as_deref();
         let is_forbidden = |image: &&String| {
             !floor.permits_image(image) && Some(repository_of(image)) != own_repository
         };
         let image = sidecar_settings.requested_image.as_ref().filter(is_forbidden);
         let image = image.map(|image| Warning {
-            at: at(&format!("metadata.annotations[{SIDECAR_IMAGE:?}]")),
+            at: location(&format!("metadata.annotations[{SIDECAR_IMAGE:?}]")),
             problem: format!(
                 "{image} is not permitted by spec.floor.sidecarImages of the MeshConfig, and pods \
                  get the image of the mesh"
             ),
             hint: "remove the annotation".to_owned(),
         });
-        excluded.chain(image).collect()
+        exclusion_warnings.chain(image).collect()
     }
 
     /// Returns the reason for rejection of an object that affects more than its namespace, in a namespace where
@@ -235,12 +234,12 @@ impl ObjectStore {
 
 fn admission_warnings(
     overridden: &[OverriddenSetting],
-    at: impl Fn(&str) -> DocumentLocation,
+    location: impl Fn(&str) -> DocumentLocation,
 ) -> Vec<Warning> {
     let warning = |setting: &OverriddenSetting| {
         let key = if setting.field == "mtls" { MTLS } else { DEFAULT_POLICY };
         Warning {
-            at: at(&format!("metadata.annotations[{key:?}]")),
+            at: location(&format!("metadata.annotations[{key:?}]")),
             problem: format!(
                 "{} is below spec.floor.{} of the MeshConfig, and {} is in force",
                 setting.requested, setting.field, setting.in_force
@@ -273,10 +272,11 @@ fn set_settings<K: Ord + Clone>(
 }
 
 fn join_images(images: &BTreeSet<String>) -> String {
-    let listed: Vec<&str> = images.iter().take(MAX_IMAGES_SHOWN).map(String::as_str).collect();
-    listed.join(", ")
+    let listed_images: Vec<&str> =
+        images.iter().take(MAX_IMAGES_SHOWN).map(String::as_str).collect();
+    listed_images.join(", ")
 }
 
 const MESH_WIDE: &str = "applies to the whole mesh";
-/// A pod may have many containers with our names.
+/// The maximum number of images in a warning: a pod may have many containers with our names.
 const MAX_IMAGES_SHOWN: usize = 2;

@@ -9,7 +9,7 @@ use leno_model::{Gateway, GatewayName, Name, ObjectKey, ServiceName};
 use super::{ObjectOrigin, ObjectStore};
 use crate::gateway::{
     ClusterFact, ClusterFacts, DesiredGateway, PreviousResult, ResolvedGateways, RouteId,
-    resolve_gateways, secrets_of,
+    collect_secrets, resolve_gateways,
 };
 use crate::source::ObjectId;
 
@@ -23,9 +23,9 @@ pub(super) struct GatewayState {
     /// True if the result may have changed.
     is_stale: bool,
     /// The Secrets that gateways refer to.
-    referenced: Arc<BTreeSet<ObjectId>>,
+    referenced_secrets: Arc<BTreeSet<ObjectId>>,
     /// The Secrets of which all existing ones have been seen.
-    covered: Arc<BTreeSet<ObjectId>>,
+    covered_secrets: Arc<BTreeSet<ObjectId>>,
     /// True if reading Secrets is forbidden.
     secrets_forbidden: bool,
     /// True if reading Secrets has failed at least once.
@@ -39,7 +39,7 @@ enum FactKey {
     Gateway(ObjectId),
     Route(RouteId),
     Grant(ObjectId),
-    Encrypted(ObjectId),
+    TlsServices(ObjectId),
     Pod(BTreeSet<IpAddr>, ObjectId),
     Certificate(ObjectId),
     Namespace(String),
@@ -60,7 +60,7 @@ impl GatewayState {
     /// Returns the reason for rejection of a route that refers to a gateway of Leno.
     pub(super) fn rejection_reason(&self, kind: &'static str, id: &ObjectId) -> Option<String> {
         let id = RouteId { kind, id: id.clone() };
-        self.resolved.parents.get(&id)?;
+        self.resolved.parent_statuses.get(&id)?;
         self.facts.routes.get(&id)?.rejection.clone()
     }
 
@@ -73,39 +73,43 @@ impl GatewayState {
     fn pending_secrets(&self) -> BTreeSet<ObjectId> {
         match self.secrets_forbidden {
             true => BTreeSet::new(),
-            false => self.referenced.difference(&self.covered).cloned().collect(),
+            false => self.referenced_secrets.difference(&self.covered_secrets).cloned().collect(),
         }
     }
 
     /// Returns true if the first update has to wait for Secrets. If they cannot be read, the mesh does not
     /// wait.
     pub(super) fn has_pending_secrets(&self) -> bool {
-        !self.secrets_forbidden && !self.secrets_failed && !self.referenced.is_subset(&self.covered)
+        !self.secrets_forbidden
+            && !self.secrets_failed
+            && !self.referenced_secrets.is_subset(&self.covered_secrets)
     }
 
-    pub(super) fn mark_failed(&mut self) {
+    pub(super) fn mark_secrets_failed(&mut self) {
         self.secrets_failed = true;
     }
 
     /// Drops Secrets that no gateway refers to any more. They are read again when a gateway refers to them.
     fn drop_unreferenced(&mut self) {
-        let Self { referenced, covered, facts, fact_keys, .. } = self;
-        facts.certificates.retain(|id, _| referenced.contains(id));
-        fact_keys
-            .retain(|_, key| !matches!(key, FactKey::Certificate(id) if !referenced.contains(id)));
-        if !covered.is_subset(referenced) {
-            *covered = Arc::new(covered.intersection(referenced).cloned().collect());
+        let Self { referenced_secrets, covered_secrets, facts, fact_keys, .. } = self;
+        facts.certificates.retain(|id, _| referenced_secrets.contains(id));
+        fact_keys.retain(
+            |_, key| !matches!(key, FactKey::Certificate(id) if !referenced_secrets.contains(id)),
+        );
+        if !covered_secrets.is_subset(referenced_secrets) {
+            *covered_secrets =
+                Arc::new(covered_secrets.intersection(referenced_secrets).cloned().collect());
         }
     }
 
     pub(super) fn set_covered(&mut self, ids: Arc<BTreeSet<ObjectId>>) {
-        self.covered = ids;
+        self.covered_secrets = ids;
         self.secrets_forbidden = false;
         self.is_stale = true;
     }
 
     /// Notes that reading Secrets is forbidden.
-    pub(super) fn mark_forbidden(&mut self) {
+    pub(super) fn mark_secrets_forbidden(&mut self) {
         self.secrets_forbidden = true;
         self.is_stale = true;
     }
@@ -139,9 +143,9 @@ impl GatewayState {
             }
             ClusterFact::Route(kind, mut route) => {
                 let id = RouteId { kind, id };
-                let before = facts.routes.get(&id).and_then(|route| route.valid.clone());
+                let before = facts.routes.get(&id).and_then(|route| route.last_valid.clone());
                 // The last valid version stays in use.
-                route.valid = route.valid.or(before);
+                route.last_valid = route.last_valid.or(before);
                 facts.routes.insert(id.clone(), *route);
                 FactKey::Route(id)
             }
@@ -149,9 +153,9 @@ impl GatewayState {
                 facts.grants.insert(id.clone(), grant);
                 FactKey::Grant(id)
             }
-            ClusterFact::Encrypted(services) => {
-                facts.encrypted.insert(id.clone(), services);
-                FactKey::Encrypted(id)
+            ClusterFact::TlsServices(services) => {
+                facts.tls_services.insert(id.clone(), services);
+                FactKey::TlsServices(id)
             }
             ClusterFact::Pod(addresses) => {
                 for address in &addresses {
@@ -184,7 +188,7 @@ impl GatewayState {
         self.is_stale |= !matches!(key, FactKey::Pod(..));
         let facts = &mut self.facts;
         match key {
-            FactKey::Encrypted(id) => drop(facts.encrypted.remove(&id)),
+            FactKey::TlsServices(id) => drop(facts.tls_services.remove(&id)),
             FactKey::Pod(addresses, id) => {
                 for address in addresses {
                     if let Some(pods) = facts.pods.get_mut(&address) {
@@ -217,7 +221,7 @@ impl ObjectStore {
         else {
             return;
         };
-        gateways.referenced = Arc::new(secrets_of(&gateways.facts));
+        gateways.referenced_secrets = Arc::new(collect_secrets(&gateways.facts));
         gateways.drop_unreferenced();
         gateways.is_stale = false;
         let pending = gateways.pending_secrets();
@@ -242,7 +246,10 @@ impl ObjectStore {
 
     /// Returns the Secrets that gateways refer to.
     pub(crate) fn referenced_secrets(&self) -> Arc<BTreeSet<ObjectId>> {
-        self.gateways.as_ref().map(|gateways| Arc::clone(&gateways.referenced)).unwrap_or_default()
+        self.gateways
+            .as_ref()
+            .map(|gateways| Arc::clone(&gateways.referenced_secrets))
+            .unwrap_or_default()
     }
 
     /// Returns the desired objects of gateways.
@@ -276,7 +283,7 @@ impl ObjectStore {
                 addresses.extend(new_addresses);
             }
             gateways.store_fact(origin, fact);
-            self.seen.insert(origin.clone(), listing);
+            self.listings.insert(origin.clone(), listing);
         }
         addresses.into_iter().for_each(|address| self.mark_address(address));
     }

@@ -48,10 +48,10 @@ impl ObjectStore {
         let (Object::HttpRoute(own_route) | Object::GrpcRoute(own_route)) = route else {
             return None;
         };
-        let mut first = None;
+        let mut first_overriding = None;
         for port in self.ports_of_service(service, port) {
             let routes = conflicts.routes_at_port(service, port, &own_route.name.namespace);
-            let older: Vec<&HttpRoute> = routes
+            let older_routes: Vec<&HttpRoute> = routes
                 .into_iter()
                 .filter_map(|object| match object {
                     Object::HttpRoute(object) | Object::GrpcRoute(object) => Some(object),
@@ -68,23 +68,23 @@ impl ObjectStore {
                     let mut rules = route.rules.iter();
                     rules.any(|rule| rule.matches.contains(route_match))
                 };
-                let overriding = older.iter().find(has_match)?;
-                first = first.or(Some(*overriding));
+                let overriding = older_routes.iter().find(has_match)?;
+                first_overriding = first_overriding.or(Some(*overriding));
             }
         }
-        let first = first?;
-        let reason = precedence_reason(first.created, own_route.created);
+        let first_overriding = first_overriding?;
+        let reason = precedence_reason(first_overriding.created, own_route.created);
         Some(format!(
             "{} has the same matches, and {reason}",
-            first.kind.object_key(first.name.clone())
+            first_overriding.kind.object_key(first_overriding.name.clone())
         ))
     }
 
     /// Returns true for a service with pods of which none has a sidecar: sidecars pass connections to it
     /// through, and no gateway routes to it.
     fn is_unmeshed(&self, service: &ServiceName) -> bool {
-        let Some(found) = self.services.get(service) else { return false };
-        let mut pods = self.pods_behind(found).peekable();
+        let Some(indexed_service) = self.services.get(service) else { return false };
+        let mut pods = self.pods_behind(indexed_service).peekable();
         pods.peek().is_some() && !pods.any(|pod| pod.sidecar) && !self.gateways_route_to(service)
     }
 

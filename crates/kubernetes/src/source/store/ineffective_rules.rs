@@ -20,7 +20,7 @@ impl ObjectStore {
                 let ports = services.flat_map(|service| {
                     service.ports.iter().map(|port| (&service.name, port.port))
                 });
-                NoEffect::of_all_retries(ports, context)
+                NoEffect::detect_for_retry_policy(ports, context)
             }
             Object::TagRoute(route) => {
                 let effects = TagEffects::from_rules(&route.rules, &[]);
@@ -35,12 +35,13 @@ impl ObjectStore {
             }
             Object::Lane(lane) => {
                 let effects = TagEffects::from_rules(&TagRules::default(), &lane.rules);
-                let mut first = None;
+                let mut first_no_effect = None;
                 for port in self.ports_of_service(&lane.service, None) {
-                    let no_effect = NoEffect::of_tags(effects, &lane.service, port, context)?;
-                    first = first.or(Some(no_effect));
+                    let no_effect =
+                        NoEffect::detect_for_tags(effects, &lane.service, port, context)?;
+                    first_no_effect = first_no_effect.or(Some(no_effect));
                 }
-                first
+                first_no_effect
             }
             _ => None,
         }
@@ -52,8 +53,8 @@ impl ObjectStore {
         entries: &[(&TagScope, TagEffects)],
         context: &ConflictContext<'_, '_>,
     ) -> Option<NoEffect> {
-        let own = object.object_key();
-        let mut first = None;
+        let own_key = object.object_key();
+        let mut first_no_effect = None;
         for (scope, effects) in entries {
             let only_port = match scope {
                 TagScope::Service(_, only_port) => *only_port,
@@ -63,20 +64,21 @@ impl ObjectStore {
                 for port in self.ports_of_service(&service.name, only_port) {
                     let name = &service.name;
                     let rules_in_force = self.rules_in_force(name, port, context.conflicts());
-                    let decides = rules_in_force.contains(&own);
-                    let effective = TagEffects {
-                        by_request: effects.by_request && decides,
-                        by_caller: effects.by_caller && decides,
+                    let is_in_force = rules_in_force.contains(&own_key);
+                    let effects_in_force = TagEffects {
+                        by_request: effects.by_request && is_in_force,
+                        by_caller: effects.by_caller && is_in_force,
                         marks: effects.marks
                             && context.conflicts().applies_lanes(object, &without_port(scope)),
                     };
-                    if !effective.is_none() {
-                        let no_effect = NoEffect::of_tags(effective, name, port, context)?;
-                        first = first.or(Some(no_effect));
+                    if !effects_in_force.is_none() {
+                        let no_effect =
+                            NoEffect::detect_for_tags(effects_in_force, name, port, context)?;
+                        first_no_effect = first_no_effect.or(Some(no_effect));
                     }
                 }
             }
         }
-        first
+        first_no_effect
     }
 }

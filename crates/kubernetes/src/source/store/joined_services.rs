@@ -10,16 +10,17 @@ use crate::source::kinds::WatchedKind;
 impl ObjectStore {
     /// Marks the services of a pod with a sidecar. Their unmeshed pods become endpoints, and remain so when the
     /// last sidecar is gone: clients keep connections to the service.
-    pub(super) fn join_services_of(&mut self, workload: &Workload) {
+    pub(super) fn join_pod_services(&mut self, workload: &Workload) {
         if !workload.sidecar {
             return;
         }
         let services =
             self.services.may_select(workload).chain(self.selectorless.may_select(workload));
-        let in_front = services.filter(|service| is_in_front(service, workload));
-        let joining =
-            in_front.filter(|service| !self.joined_services.contains(&service.name)).cloned();
-        for service in joining.collect::<Vec<_>>() {
+        let selecting_services = services.filter(|service| selects_workload(service, workload));
+        let joining_services = selecting_services
+            .filter(|service| !self.joined_services.contains(&service.name))
+            .cloned();
+        for service in joining_services.collect::<Vec<_>>() {
             self.joined_services.insert(service.name.clone());
             self.statuses_stale |= self.has_diagnostics(&service.name);
             self.mark_selected_workloads(&service.name, &[Some(&service)]);
@@ -40,18 +41,18 @@ impl ObjectStore {
         for name in
             services.filter(|service| !self.joined_services.contains(service)).collect::<Vec<_>>()
         {
-            self.join_listed(&name);
+            self.join_selectorless_service(&name);
         }
     }
 
     /// Marks a service without a selector that lists a pod, in a namespace with sidecars. Pods that are not
     /// listed yet may get a sidecar, but a slice lists them only when they are ready for requests, which is too
     /// late.
-    pub(super) fn join_listed(&mut self, name: &ServiceName) {
+    pub(super) fn join_selectorless_service(&mut self, name: &ServiceName) {
         let service =
             self.selectorless.service(name).filter(|_| !self.joined_services.contains(name));
         let Some(service) = service.cloned() else { return };
-        if !self.listed_behind(&service).any(|workload| self.is_pod_address(workload))
+        if !self.listed_endpoints_of(&service).any(|workload| self.is_pod_address(workload))
             || !self.has_sidecars(name)
         {
             return;
@@ -65,8 +66,8 @@ impl ObjectStore {
     /// Returns true if the namespace of a service has a pod with a sidecar.
     fn has_sidecars(&self, service: &ServiceName) -> bool {
         let namespace = &service.namespace;
-        let first = WorkloadName { namespace: namespace.clone(), name: smallest_name() };
-        let pods = self.workloads.range(first..);
+        let range_start = WorkloadName { namespace: namespace.clone(), name: smallest_name() };
+        let pods = self.workloads.range(range_start..);
         let mut pods = pods.take_while(|(name, _)| name.namespace == *namespace);
         pods.any(|(_, pod)| is_member(pod))
     }
@@ -78,7 +79,7 @@ impl ObjectStore {
             return;
         };
         let mut pods = self.workloads.values().filter(|workload| workload.sidecar);
-        if pods.any(|pod| is_in_front(service, pod)) {
+        if pods.any(|pod| selects_workload(service, pod)) {
             self.joined_services.insert(name.clone());
         }
     }
@@ -110,7 +111,7 @@ impl ObjectStore {
         let mut services =
             self.services.may_select(workload).chain(self.selectorless.may_select(workload));
         services.any(|service| {
-            self.joined_services.contains(&service.name) && is_in_front(service, workload)
+            self.joined_services.contains(&service.name) && selects_workload(service, workload)
         })
     }
 }
@@ -120,7 +121,7 @@ fn is_member(pod: &Workload) -> bool {
     pod.sidecar && !pod.labels.contains_key(GATEWAY_LABEL)
 }
 
-fn is_in_front(service: &Service, workload: &Workload) -> bool {
+fn selects_workload(service: &Service, workload: &Workload) -> bool {
     service.name.namespace == workload.name.namespace
         && matches_selector(&service.selector, &workload.labels)
 }

@@ -16,34 +16,34 @@ use crate::read::{ForeignMeshSettings, IngressGateway};
 #[derive(Default)]
 pub(super) struct MeshSettings {
     /// The settings of other meshes.
-    foreign: BTreeMap<ObjectOrigin, ForeignMeshSettings>,
+    foreign_settings: BTreeMap<ObjectOrigin, ForeignMeshSettings>,
     /// The fields that each MeshConfig of Leno specifies. Others may come from the settings of another mesh.
     specified_fields: BTreeMap<ObjectOrigin, BTreeSet<String>>,
     /// The addresses of the API server.
     api_server: BTreeMap<ObjectOrigin, BTreeSet<SocketAddr>>,
     /// The trust domain for the case that no MeshConfig of Leno specifies it.
-    assumed: Option<TrustDomain>,
+    assumed_trust_domain: Option<TrustDomain>,
     /// The namespaces in which the operator permits mesh-wide objects.
-    namespaces: BTreeSet<Name>,
+    permitted_namespaces: BTreeSet<Name>,
 }
 
 impl MeshSettings {
     /// Returns true if the operator permits mesh-wide objects in the namespace.
     fn is_permitted(&self, namespace: &str) -> bool {
-        self.namespaces.iter().any(|name| name.as_str() == namespace)
+        self.permitted_namespaces.iter().any(|name| name.as_str() == namespace)
     }
 
     /// Returns the settings of other meshes in the permitted namespaces: the oldest of each mesh, so that every
     /// control plane applies the same.
     fn permitted_settings(&self) -> impl Iterator<Item = (&ObjectOrigin, &ForeignMeshSettings)> {
         let mut oldest: BTreeMap<usize, (&ObjectOrigin, &ForeignMeshSettings)> = BTreeMap::new();
-        for (origin, foreign) in &self.foreign {
+        for (origin, foreign_settings) in &self.foreign_settings {
             if !self.is_permitted(&origin.id.namespace) {
                 continue;
             }
-            let current = oldest.entry(origin.kind).or_insert((origin, foreign));
-            if foreign.created < current.1.created {
-                *current = (origin, foreign);
+            let current = oldest.entry(origin.kind).or_insert((origin, foreign_settings));
+            if foreign_settings.created < current.1.created {
+                *current = (origin, foreign_settings);
             }
         }
         oldest.into_values()
@@ -80,13 +80,13 @@ impl MeshSettings {
 impl ObjectStore {
     /// Sets the namespaces in which mesh-wide objects are permitted.
     pub(crate) fn set_settings_namespaces(&mut self, namespaces: BTreeSet<Name>) {
-        self.settings.namespaces = namespaces;
+        self.settings.permitted_namespaces = namespaces;
         self.mark_settings();
     }
 
     /// Returns true if the operator permits mesh-wide objects in the namespace.
     pub(super) fn permits_mesh_wide(&self, namespace: &Name) -> bool {
-        self.settings.namespaces.contains(namespace)
+        self.settings.permitted_namespaces.contains(namespace)
     }
 
     /// Returns the settings of other meshes that apply: none if a `MeshConfig` of Leno specifies more than the
@@ -104,8 +104,10 @@ impl ObjectStore {
 
     /// Returns true if the mesh allows by default although the settings of another mesh deny, and no
     /// MeshConfig of Leno has a default policy.
-    fn is_weaker_than(&self, foreign: &ForeignMeshSettings) -> bool {
-        if foreign.default_policy != DefaultPolicy::Deny || self.specifies_field(DEFAULT_POLICY) {
+    fn is_weaker_than(&self, foreign_settings: &ForeignMeshSettings) -> bool {
+        if foreign_settings.default_policy != DefaultPolicy::Deny
+            || self.specifies_field(DEFAULT_POLICY)
+        {
             return false;
         }
         let config = self.mesh_config().unwrap_or_default();
@@ -118,17 +120,17 @@ impl ObjectStore {
 
     /// Sets the trust domain for the case that no MeshConfig of Leno specifies it.
     pub(crate) fn set_trust_domain(&mut self, trust_domain: TrustDomain) {
-        self.settings.assumed = Some(trust_domain);
+        self.settings.assumed_trust_domain = Some(trust_domain);
         self.mark_settings();
     }
 
     pub(super) fn apply_foreign_settings(
         &mut self,
         origin: &ObjectOrigin,
-        foreign: ForeignMeshSettings,
+        foreign_settings: ForeignMeshSettings,
     ) {
-        self.add_diagnostics(origin, Vec::new(), foreign.warnings.clone());
-        self.settings.foreign.insert(origin.clone(), foreign);
+        self.add_diagnostics(origin, Vec::new(), foreign_settings.warnings.clone());
+        self.settings.foreign_settings.insert(origin.clone(), foreign_settings);
         self.mark_settings();
     }
 
@@ -143,8 +145,8 @@ impl ObjectStore {
     }
 
     pub(super) fn remove_settings(&mut self, origin: &ObjectOrigin) {
-        let own = self.settings.specified_fields.remove(origin).is_some();
-        if self.settings.foreign.remove(origin).is_some() || own {
+        let had_own_fields = self.settings.specified_fields.remove(origin).is_some();
+        if self.settings.foreign_settings.remove(origin).is_some() || had_own_fields {
             self.mark_settings();
         }
     }
@@ -191,31 +193,33 @@ impl ObjectStore {
     pub(super) fn ingress_gateways(
         &self,
     ) -> impl Iterator<Item = (&ObjectOrigin, &IngressGateway, i64)> {
-        self.applied_settings().filter_map(|(origin, foreign)| {
-            let request = foreign.ingress_gateway.as_ref()?.as_ref().ok()?;
-            Some((origin, request, foreign.created))
+        self.applied_settings().filter_map(|(origin, foreign_settings)| {
+            let request = foreign_settings.ingress_gateway.as_ref()?.as_ref().ok()?;
+            Some((origin, request, foreign_settings.created))
         })
     }
 
     /// Returns the settings with an invalid certificate request.
     pub(super) fn invalid_gateway_requests(&self) -> impl Iterator<Item = &ObjectOrigin> {
-        let is_invalid =
-            |foreign: &ForeignMeshSettings| matches!(foreign.ingress_gateway, Some(Err(_)));
+        let is_invalid = |foreign_settings: &ForeignMeshSettings| {
+            matches!(foreign_settings.ingress_gateway, Some(Err(_)))
+        };
         self.applied_settings()
-            .filter(move |(_, foreign)| is_invalid(foreign))
+            .filter(move |(_, foreign_settings)| is_invalid(foreign_settings))
             .map(|(origin, _)| origin)
     }
 
     /// Returns the modes of other meshes; the strictest one wins.
     fn foreign_modes(&self) -> Option<(DefaultPolicy, Egress)> {
-        let foreign_settings = || self.applied_settings().map(|(_, foreign)| foreign);
-        let first = foreign_settings().next()?;
+        let list_settings =
+            || self.applied_settings().map(|(_, foreign_settings)| foreign_settings);
+        let first_settings = list_settings().next()?;
         let denies_clients =
-            foreign_settings().any(|settings| settings.default_policy == DefaultPolicy::Deny);
-        let denies_egress = foreign_settings().any(|settings| settings.egress == Egress::Deny);
+            list_settings().any(|settings| settings.default_policy == DefaultPolicy::Deny);
+        let denies_egress = list_settings().any(|settings| settings.egress == Egress::Deny);
         Some((
-            if denies_clients { DefaultPolicy::Deny } else { first.default_policy },
-            if denies_egress { Egress::Deny } else { first.egress },
+            if denies_clients { DefaultPolicy::Deny } else { first_settings.default_policy },
+            if denies_egress { Egress::Deny } else { first_settings.egress },
         ))
     }
 
@@ -226,7 +230,7 @@ impl ObjectStore {
 
     /// Returns the fields of our MeshConfig in force.
     fn own_fields(&self) -> Option<&BTreeSet<String>> {
-        let origin = self.custom_resources.in_force(&ObjectKey::MeshConfig)?;
+        let origin = self.custom_resources.origin_in_force(&ObjectKey::MeshConfig)?;
         self.settings.specified_fields.get(origin)
     }
 
@@ -241,15 +245,17 @@ impl ObjectStore {
     /// domain. Annotations apply to namespaces that it does not list.
     pub(super) fn mesh_config(&self) -> Option<MeshConfig> {
         let (configured, foreign_modes) = (self.own_config().cloned(), self.foreign_modes());
-        let assumed = self.settings.assumed.as_ref();
+        let assumed_trust_domain = self.settings.assumed_trust_domain.as_ref();
         let is_unset =
             configured.is_none() && foreign_modes.is_none() && self.namespaces.is_empty();
-        if is_unset && assumed.is_none() {
+        if is_unset && assumed_trust_domain.is_none() {
             return None;
         }
         let mut config = configured.unwrap_or_default();
-        if let Some(assumed) = assumed.filter(|_| !self.specifies_field(TRUST_DOMAIN)) {
-            config.trust_domain = assumed.clone();
+        if let Some(assumed_trust_domain) =
+            assumed_trust_domain.filter(|_| !self.specifies_field(TRUST_DOMAIN))
+        {
+            config.trust_domain = assumed_trust_domain.clone();
         }
         if let Some((default_policy, egress)) = foreign_modes {
             config.default_policy = default_policy;
@@ -258,13 +264,14 @@ impl ObjectStore {
         if config.egress == Egress::Deny && config.api_server_egress == Egress::Allow {
             config.api_server = self.settings.api_server.values().flatten().copied().collect();
         }
-        for (name, annotated) in &self.namespaces {
+        for (name, annotated_admission) in &self.namespaces {
             if !config.namespaces.contains_key(name) {
                 config.annotated.insert(name.clone());
             }
-            let own = config.namespaces.entry(name.clone()).or_default();
-            own.default_policy = own.default_policy.or(annotated.default_policy);
-            own.mtls = own.mtls.or(annotated.mtls);
+            let admission = config.namespaces.entry(name.clone()).or_default();
+            admission.default_policy =
+                admission.default_policy.or(annotated_admission.default_policy);
+            admission.mtls = admission.mtls.or(annotated_admission.mtls);
         }
         Some(config)
     }
@@ -272,11 +279,13 @@ impl ObjectStore {
     /// Returns the reason that another mesh's settings are ignored, or the part of them that cannot be
     /// fulfilled.
     pub(super) fn overridden_warnings(&self, origin: &ObjectOrigin) -> Vec<Warning> {
-        let Some(foreign) = self.settings.foreign.get(origin) else { return Vec::new() };
-        let is_weaker = self.is_weaker_than(foreign);
+        let Some(foreign_settings) = self.settings.foreign_settings.get(origin) else {
+            return Vec::new();
+        };
+        let is_weaker = self.is_weaker_than(foreign_settings);
         let overridden = || {
-            let own = self.custom_resources.in_force(&ObjectKey::MeshConfig);
-            let name = &own.filter(|_| self.is_configured())?.id.name;
+            let own_origin = self.custom_resources.origin_in_force(&ObjectKey::MeshConfig);
+            let name = &own_origin.filter(|_| self.is_configured())?.id.name;
             let (addition, suggestion) = match is_weaker {
                 true => (format!(", {WEAKER}"), ", such as `defaultPolicy: deny`"),
                 false => (String::new(), ""),
@@ -299,9 +308,9 @@ impl ObjectStore {
         let diagnostics = diagnostics.map(|(_, warnings)| warnings.as_slice());
         let mut more_warnings = self.overridden_warnings(origin);
         more_warnings.extend(self.floor_warnings(origin));
-        let shown =
+        let listed_warnings =
             diagnostics.unwrap_or_default().iter().chain(&more_warnings).take(MAX_DIAGNOSTICS);
-        let texts: Vec<String> = shown
+        let texts: Vec<String> = listed_warnings
             .map(|warning| {
                 let field = warning.at.field.as_deref().unwrap_or_default();
                 format!("{field} {}; {}", warning.problem, warning.hint)
@@ -312,7 +321,7 @@ impl ObjectStore {
 
     /// Returns the warnings of all settings of other meshes.
     pub(super) fn all_overridden_warnings(&self) -> impl Iterator<Item = Warning> {
-        self.settings.foreign.keys().flat_map(|origin| self.overridden_warnings(origin))
+        self.settings.foreign_settings.keys().flat_map(|origin| self.overridden_warnings(origin))
     }
 
     /// Returns warnings about namespaces with another default policy than the one in the `MeshConfig`.

@@ -15,10 +15,10 @@ impl ObjectStore {
                 });
                 let root = ("spec.service".to_owned(), &split.root.service);
                 let mut services = [root].into_iter().chain(backends);
-                let missing = services
+                let missing_service = services
                     .find_map(|(field, service)| Some((field, self.missing_part(service, None)?)));
                 let groups = split.groups.iter().flatten();
-                missing.or_else(|| self.missing_group("spec.matches", groups))
+                missing_service.or_else(|| self.missing_group("spec.matches", groups))
             }
             Object::TrafficTarget(target) => {
                 target.rules.iter().enumerate().find_map(|(index, rule)| match rule {

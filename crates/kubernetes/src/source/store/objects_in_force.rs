@@ -11,7 +11,7 @@ use super::ObjectOrigin;
 /// same one.
 #[derive(Default)]
 pub(super) struct ObjectsInForce {
-    stored: BTreeMap<ObjectOrigin, StoredObject>,
+    objects: BTreeMap<ObjectOrigin, StoredObject>,
     by_key: BTreeMap<ObjectKey, BTreeSet<ObjectOrigin>>,
 }
 
@@ -22,10 +22,10 @@ struct StoredObject {
 }
 
 impl ObjectsInForce {
-    /// Returns the object in force.
+    /// Returns the object that is in force for a key.
     pub(super) fn get(&self, key: &ObjectKey) -> Option<&Object> {
-        let origin = self.in_force(key)?;
-        self.stored.get(origin).map(|stored| &stored.object)
+        let origin = self.origin_in_force(key)?;
+        self.objects.get(origin).map(|stored_object| &stored_object.object)
     }
 
     /// Stores a valid version; returns the keys that may have changed.
@@ -36,13 +36,13 @@ impl ObjectsInForce {
         created: i64,
     ) -> Vec<ObjectKey> {
         let key = object.object_key();
-        let before = self.stored.insert(origin.clone(), StoredObject { object, created });
+        let replaced = self.objects.insert(origin.clone(), StoredObject { object, created });
         let mut affected = vec![key.clone()];
-        if let Some(before) = before.map(|stored| stored.object.object_key())
-            && before != key
+        if let Some(previous_key) = replaced.map(|stored_object| stored_object.object.object_key())
+            && previous_key != key
         {
-            self.remove_key(&before, origin);
-            affected.push(before);
+            self.remove_key(&previous_key, origin);
+            affected.push(previous_key);
         }
         self.by_key.entry(key).or_default().insert(origin.clone());
         affected
@@ -50,7 +50,7 @@ impl ObjectsInForce {
 
     /// Removes an object, and returns its key: another object of the key may be in force now.
     pub(super) fn remove(&mut self, origin: &ObjectOrigin) -> Option<ObjectKey> {
-        let key = self.stored.remove(origin)?.object.object_key();
+        let key = self.objects.remove(origin)?.object.object_key();
         self.remove_key(&key, origin);
         Some(key)
     }
@@ -59,7 +59,7 @@ impl ObjectsInForce {
     pub(super) fn list_duplicates(&self) -> Vec<RejectedDocument> {
         let duplicated = self.by_key.iter().filter(|(_, origins)| origins.len() > 1);
         let duplicates = duplicated.flat_map(|(key, origins)| {
-            let in_force = self.in_force(key);
+            let in_force = self.origin_in_force(key);
             let duplicates = origins.iter().filter(move |origin| Some(*origin) != in_force);
             duplicates
                 .filter_map(move |duplicate| Some(duplicate_rejection(key, duplicate, in_force?)))
@@ -69,34 +69,35 @@ impl ObjectsInForce {
 
     /// Returns the object of a custom resource, in force or not.
     pub(super) fn get_by_origin(&self, origin: &ObjectOrigin) -> Option<&Object> {
-        self.stored.get(origin).map(|stored| &stored.object)
+        self.objects.get(origin).map(|stored_object| &stored_object.object)
     }
 
     /// Returns all objects.
     pub(super) fn all(&self) -> impl Iterator<Item = &Object> {
-        self.stored.values().map(|stored| &stored.object)
+        self.objects.values().map(|stored_object| &stored_object.object)
     }
 
     /// Returns all objects in force, with their origin and creation time in Unix seconds.
     pub(super) fn all_in_force(&self) -> impl Iterator<Item = (&ObjectOrigin, &Object, i64)> {
-        let origins = self.by_key.keys().filter_map(|key| self.in_force(key));
+        let origins = self.by_key.keys().filter_map(|key| self.origin_in_force(key));
         origins.filter_map(|origin| {
-            let stored = self.stored.get(origin)?;
-            Some((origin, &stored.object, stored.created))
+            let stored_object = self.objects.get(origin)?;
+            Some((origin, &stored_object.object, stored_object.created))
         })
     }
 
     /// Returns the reason that a valid custom resource is not in force.
     pub(super) fn duplicate_reason(&self, origin: &ObjectOrigin) -> Option<RejectedDocument> {
-        let key = self.stored.get(origin)?.object.object_key();
-        let in_force = self.in_force(&key)?;
+        let key = self.objects.get(origin)?.object.object_key();
+        let in_force = self.origin_in_force(&key)?;
         (in_force != origin).then(|| duplicate_rejection(&key, origin, in_force))
     }
 
-    /// Returns the custom resource that is in force.
-    pub(super) fn in_force(&self, key: &ObjectKey) -> Option<&ObjectOrigin> {
-        let creation_time =
-            |origin: &&ObjectOrigin| self.stored.get(origin).map(|stored| stored.created);
+    /// Returns the custom resource of which the object is in force for a key.
+    pub(super) fn origin_in_force(&self, key: &ObjectKey) -> Option<&ObjectOrigin> {
+        let creation_time = |origin: &&ObjectOrigin| {
+            self.objects.get(origin).map(|stored_object| stored_object.created)
+        };
         self.by_key.get(key)?.iter().min_by_key(creation_time)
     }
 

@@ -26,12 +26,12 @@ impl RoutedServices {
         services: BTreeSet<ServiceName>,
     ) -> Vec<ServiceName> {
         let before = self.by_object.remove(origin).unwrap_or_default();
-        let mut changed = Vec::new();
+        let mut changed_services = Vec::new();
         for service in services.difference(&before) {
             let count = self.counts.entry(service.clone()).or_default();
             *count += 1;
             if *count == 1 {
-                changed.push(service.clone());
+                changed_services.push(service.clone());
             }
         }
         for service in before.difference(&services) {
@@ -39,27 +39,28 @@ impl RoutedServices {
                 *count -= 1;
                 if *count == 0 {
                     self.counts.remove(service);
-                    changed.push(service.clone());
+                    changed_services.push(service.clone());
                 }
             }
         }
         if !services.is_empty() {
             self.by_object.insert(origin.clone(), services);
         }
-        changed
+        changed_services
     }
 }
 
 impl ObjectStore {
     /// Updates the services that an object names, and marks the pods of those that are new or gone.
     pub(super) fn apply_routes(&mut self, origin: &ObjectOrigin, object: Option<&Object>) {
-        let named = object.map(named_services).unwrap_or_default();
+        let service_names = object.map(named_services).unwrap_or_default();
         // An object that names one service does not bring it into the mesh.
-        let routed = if named.len() < 2 { BTreeSet::new() } else { named.clone() };
-        for name in self.attached_services.replace_services(origin, named) {
+        let routed_names =
+            if service_names.len() < 2 { BTreeSet::new() } else { service_names.clone() };
+        for name in self.attached_services.replace_services(origin, service_names) {
             self.update_unmeshed_service(&name);
         }
-        for name in self.routed_services.replace_services(origin, routed) {
+        for name in self.routed_services.replace_services(origin, routed_names) {
             let service = self.services.get(&name).cloned();
             self.mark_selected_workloads(&name, &[service.as_ref()]);
             // Endpoints without a sidecar affect policies.
@@ -83,10 +84,12 @@ fn named_services(object: &Object) -> BTreeSet<ServiceName> {
         Object::HttpRoute(route) | Object::GrpcRoute(route) => {
             let rules = route.rules.iter();
             let backends = rules.flat_map(|rule| rule.backends.iter().chain(&rule.actions.mirrors));
-            services_of(&route.parents, backends)
+            parents_and_backends(&route.parents, backends)
         }
-        Object::TlsRoute(route) => services_of(&route.parents, &route.rule.backends),
-        Object::GatewayTcpRoute(route) => services_of(&route.parents, &route.rule.backends),
+        Object::TlsRoute(route) => parents_and_backends(&route.parents, &route.rule.backends),
+        Object::GatewayTcpRoute(route) => {
+            parents_and_backends(&route.parents, &route.rule.backends)
+        }
         Object::TrafficSplit(split) => {
             let backends = split.backends.iter().map(|backend| backend.service.clone());
             backends.chain([split.root.service.clone()]).collect()
@@ -95,7 +98,7 @@ fn named_services(object: &Object) -> BTreeSet<ServiceName> {
     }
 }
 
-fn services_of<'a>(
+fn parents_and_backends<'a>(
     parents: &[RouteParent],
     backends: impl IntoIterator<Item = &'a WeightedBackend>,
 ) -> BTreeSet<ServiceName> {

@@ -12,7 +12,7 @@ use leno_registry::{DocumentLocation, JOINING_LABEL, NODE_NETWORK_LABEL, Warning
 
 use super::services::ServiceIndex;
 use super::{ObjectOrigin, ObjectStore, smallest_name};
-use crate::read::{listed_for, matches_selector};
+use crate::read::{listed_service, matches_selector};
 
 /// Services without selectors, and the content of slices.
 #[derive(Default)]
@@ -22,9 +22,9 @@ pub(super) struct SelectorlessServices {
     by_slice: BTreeMap<ObjectOrigin, Vec<WorkloadName>>,
     by_address: BTreeMap<IpAddr, BTreeSet<WorkloadName>>,
     /// The numbers of each named port of a service, each with the number of endpoints that have it.
-    numbers: BTreeMap<ServiceName, BTreeMap<Name, BTreeMap<u16, usize>>>,
+    port_numbers: BTreeMap<ServiceName, BTreeMap<Name, BTreeMap<u16, usize>>>,
     /// The pods at listed addresses.
-    pods: BTreeMap<IpAddr, BTreeSet<WorkloadName>>,
+    pods_by_address: BTreeMap<IpAddr, BTreeSet<WorkloadName>>,
 }
 
 impl SelectorlessServices {
@@ -37,7 +37,7 @@ impl SelectorlessServices {
         &'a self,
         namespace: &'a Name,
     ) -> impl Iterator<Item = &'a Service> {
-        self.services.of_namespace(namespace)
+        self.services.in_namespace(namespace)
     }
 
     /// Returns the services that may select a workload, a superset of those that do.
@@ -67,16 +67,16 @@ impl SelectorlessServices {
     /// Updates the addresses of a pod that is new, changed or deleted.
     pub(super) fn apply_pod(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
         for (pod, address) in before.into_iter().flat_map(own_addresses) {
-            if let Some(pods) = self.pods.get_mut(&address) {
+            if let Some(pods) = self.pods_by_address.get_mut(&address) {
                 pods.remove(&pod.name);
                 if pods.is_empty() {
-                    self.pods.remove(&address);
+                    self.pods_by_address.remove(&address);
                 }
             }
         }
         for (pod, address) in now.into_iter().flat_map(own_addresses) {
             if self.by_address.contains_key(&address) {
-                self.pods.entry(address).or_default().insert(pod.name.clone());
+                self.pods_by_address.entry(address).or_default().insert(pod.name.clone());
             }
         }
     }
@@ -84,7 +84,7 @@ impl SelectorlessServices {
     /// Returns the labels by which services without a selector select a pod with a sidecar: those services in
     /// its namespace for which one of its addresses is listed as ready. Services of other namespaces cannot
     /// affect its configuration.
-    pub(super) fn labels_of(&self, pod: &Workload) -> BTreeMap<String, String> {
+    pub(super) fn service_labels(&self, pod: &Workload) -> BTreeMap<String, String> {
         let addresses = own_addresses(pod).filter(|_| pod.sidecar);
         let listed = addresses.filter_map(|(_, address)| self.by_address.get(&address));
         let listed = listed.flatten().filter_map(|name| self.workloads.get(name));
@@ -98,7 +98,7 @@ impl SelectorlessServices {
     /// Returns the service with its port numbers if they are the same at all endpoints, otherwise `None`. Port
     /// names in slices have no meaning for a pod: its containers name their own ports.
     fn with_port_numbers(&self, service: &Service) -> Option<Service> {
-        let numbers = self.numbers.get(&service.name)?;
+        let numbers = self.port_numbers.get(&service.name)?;
         let mut service = service.clone();
         let mut is_uniform = true;
         service.ports.retain_mut(|port| {
@@ -116,7 +116,7 @@ impl SelectorlessServices {
         self.remove(&workload.name);
         self.by_address.entry(workload.address).or_default().insert(workload.name.clone());
         for (service, port, number) in endpoint_ports(&workload) {
-            let numbers = self.numbers.entry(service).or_default().entry(port).or_default();
+            let numbers = self.port_numbers.entry(service).or_default().entry(port).or_default();
             *numbers.entry(number).or_default() += 1;
         }
         self.workloads.insert(workload.name.clone(), workload);
@@ -131,7 +131,7 @@ impl SelectorlessServices {
             }
         }
         for (service, port, number) in endpoint_ports(&removed) {
-            let Some(ports) = self.numbers.get_mut(&service) else { continue };
+            let Some(ports) = self.port_numbers.get_mut(&service) else { continue };
             if let Some(numbers) = ports.get_mut(&port) {
                 match numbers.get_mut(&number) {
                     Some(count) if *count > 1 => *count -= 1,
@@ -144,7 +144,7 @@ impl SelectorlessServices {
                 }
             }
             if ports.is_empty() {
-                self.numbers.remove(&service);
+                self.port_numbers.remove(&service);
             }
         }
         Some(removed)
@@ -162,7 +162,7 @@ fn own_addresses(pod: &Workload) -> impl Iterator<Item = (&Workload, IpAddr)> {
 
 /// Returns the service for which an endpoint is listed.
 fn service_of(listed: &Workload) -> Option<ServiceName> {
-    let name = listed.labels.keys().find_map(|key| listed_for(key))?;
+    let name = listed.labels.keys().find_map(|key| listed_service(key))?;
     ServiceName::new(listed.name.namespace.as_str(), name).ok()
 }
 
@@ -214,7 +214,7 @@ impl ObjectStore {
         let before = self.services.remove(&name);
         let before = self.selectorless.services.insert(service).or(before);
         self.mark_service(&name, before.as_ref());
-        self.join_listed(&name);
+        self.join_selectorless_service(&name);
     }
 
     /// Replaces the content of a slice.
@@ -223,7 +223,7 @@ impl ObjectStore {
         for name in self.selectorless.by_slice.remove(origin).unwrap_or_default() {
             changed.extend(self.selectorless.remove(&name));
         }
-        let capacity = MAX_LISTED.saturating_sub(self.selectorless.workloads.len());
+        let capacity = MAX_LISTED_ENDPOINTS.saturating_sub(self.selectorless.workloads.len());
         if workloads.len() > capacity {
             self.add_diagnostics(
                 origin,
@@ -250,7 +250,7 @@ impl ObjectStore {
             {
                 self.mark_selected_workloads(&name, &[Some(&service)]);
             }
-            self.join_listed(&name);
+            self.join_selectorless_service(&name);
             self.statuses_stale |= self.ingress_sources.contains(&name);
             self.dirty.insert(ObjectKey::Service(name));
         }
@@ -268,26 +268,26 @@ impl ObjectStore {
         for mut pod in pods {
             self.selectorless.apply_pod(Some(&pod), Some(&pod));
             let before = pod.labels.clone();
-            pod.labels.retain(|key, _| listed_for(key).is_none());
-            pod.labels.extend(self.selectorless.labels_of(&pod));
+            pod.labels.retain(|key, _| listed_service(key).is_none());
+            pod.labels.extend(self.selectorless.service_labels(&pod));
             if pod.labels != before {
                 self.statuses_stale = true;
                 self.dirty.insert(ObjectKey::Workload(pod.name.clone()));
                 self.workloads.insert(pod.name.clone(), pod.clone());
-                self.join_services_of(&pod);
+                self.join_pod_services(&pod);
             }
         }
     }
 
     /// Returns the pods at a listed address.
     fn pods_at(&self, listed: &Workload) -> impl Iterator<Item = &Workload> {
-        let names = self.selectorless.pods.get(&listed.address).into_iter().flatten();
+        let names = self.selectorless.pods_by_address.get(&listed.address).into_iter().flatten();
         names.filter_map(|name| self.workloads.get(name))
     }
 
     /// Returns true for a listed address of a pod in another namespace: sidecars and gateways do not route to
     /// it.
-    pub(super) fn is_of_other_namespace(&self, listed: &Workload) -> bool {
+    pub(super) fn belongs_to_other_namespace(&self, listed: &Workload) -> bool {
         let namespace = &listed.name.namespace;
         let mut pods = self.pods_at(listed);
         let gateways = self.gateways.as_ref();
@@ -309,13 +309,13 @@ impl ObjectStore {
     }
 
     /// Returns the endpoints that slices list for a service.
-    pub(super) fn listed_behind<'a>(
+    pub(super) fn listed_endpoints_of<'a>(
         &'a self,
         service: &'a Service,
     ) -> impl Iterator<Item = &'a Workload> {
         let namespace = service.name.namespace.clone();
-        let first = WorkloadName { namespace: namespace.clone(), name: smallest_name() };
-        let listed = self.selectorless.workloads_from(first);
+        let range_start = WorkloadName { namespace: namespace.clone(), name: smallest_name() };
+        let listed = self.selectorless.workloads_from(range_start);
         let listed = listed.take_while(move |(name, _)| name.namespace == namespace);
         listed
             .map(|(_, workload)| workload)
@@ -358,7 +358,7 @@ impl ObjectStore {
             .selectorless
             .workloads
             .iter()
-            .filter(|(_, workload)| self.is_of_other_namespace(workload));
+            .filter(|(_, workload)| self.belongs_to_other_namespace(workload));
         excluded.map(move |(name, workload)| Warning {
             at: DocumentLocation {
                 kind: Some("EndpointSlice".to_owned()),
@@ -405,7 +405,7 @@ fn limit_warning(slice: &ObjectOrigin, count: usize) -> Warning {
             ..DocumentLocation::default()
         },
         problem: format!(
-            "{count} of its endpoints are ignored: the limit of {MAX_LISTED} endpoints of all \
+            "{count} of its endpoints are ignored: the limit of {MAX_LISTED_ENDPOINTS} endpoints of all \
              Services without a selector is exceeded"
         ),
         hint: "give the Services of pods a selector".to_owned(),
@@ -413,4 +413,4 @@ fn limit_warning(slice: &ObjectOrigin, count: usize) -> Warning {
 }
 
 /// The maximum number of endpoints of services without a selector: about 12 MiB.
-pub(super) const MAX_LISTED: usize = 16_384;
+pub(super) const MAX_LISTED_ENDPOINTS: usize = 16_384;

@@ -32,20 +32,20 @@ impl ServiceIndex {
     }
 
     /// Returns the services of a namespace, by name.
-    pub(super) fn of_namespace<'a>(
+    pub(super) fn in_namespace<'a>(
         &'a self,
         namespace: &'a Name,
     ) -> impl Iterator<Item = &'a Service> {
-        let first = ServiceName { namespace: namespace.clone(), name: smallest_name() };
-        let services = self.by_name.range(first..).map(|(_, service)| service);
+        let range_start = ServiceName { namespace: namespace.clone(), name: smallest_name() };
+        let services = self.by_name.range(range_start..).map(|(_, service)| service);
         services.take_while(move |service| service.name.namespace == *namespace)
     }
 
     /// Inserts a service; returns the previous one of its name.
     pub(super) fn insert(&mut self, service: Service) -> Option<Service> {
         let before = self.remove(&service.name);
-        if let Some(pair) = first_label(&service) {
-            self.by_label.entry(pair).or_default().insert(service.name.clone());
+        if let Some(label) = first_label(&service) {
+            self.by_label.entry(label).or_default().insert(service.name.clone());
         }
         self.by_name.insert(service.name.clone(), service);
         before
@@ -53,12 +53,12 @@ impl ServiceIndex {
 
     pub(super) fn remove(&mut self, name: &ServiceName) -> Option<Service> {
         let removed = self.by_name.remove(name)?;
-        if let Some(pair) = first_label(&removed)
-            && let Some(names) = self.by_label.get_mut(&pair)
+        if let Some(label) = first_label(&removed)
+            && let Some(names) = self.by_label.get_mut(&label)
         {
             names.remove(name);
             if names.is_empty() {
-                self.by_label.remove(&pair);
+                self.by_label.remove(&label);
             }
         }
         Some(removed)

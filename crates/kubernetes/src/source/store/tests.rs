@@ -210,8 +210,8 @@ fn a_complete_list_removes_objects_that_it_does_not_contain() {
     store.apply_event(PODS, pod_event("b", json!({})));
     store.apply_event(PODS, pod_event("d", json!({})));
     store.apply_event(PODS, WatchEvent::ListComplete);
-    let reported = describe_update(store.flush());
-    assert_eq!(reported, ["- Workload shop/a", "- Workload shop/c", "+ Workload shop/d"]);
+    let changes = describe_update(store.flush());
+    assert_eq!(changes, ["- Workload shop/a", "- Workload shop/c", "+ Workload shop/d"]);
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn objects_of_the_same_name_in_two_groups_conflict() {
 fn annotations_of_namespaces_apply_unless_the_mesh_config_lists_the_namespace() {
     let kind = index("MeshConfig", "leno.dev");
     let default_policy =
-        |config: &MeshConfig, name: &str| config.mode_in(&Name::new(name).unwrap());
+        |config: &MeshConfig, name: &str| config.default_policy_in(&Name::new(name).unwrap());
     let mut store = listed_store();
     store.apply_event(NAMESPACES, namespace_event("shop", "deny"));
     store.apply_event(NAMESPACES, namespace_event("bank", "dry-run"));
@@ -490,8 +490,8 @@ fn nothing_is_sent_while_policies_cannot_be_read() {
     assert_eq!(store.flush(), None, "forbidden policies do not count as absent");
     let progress = store.progress();
     assert!(!progress.is_synced());
-    let reported = progress.to_string();
-    assert!(reported.contains("denies listing TrafficTarget"), "{reported}");
+    let progress_text = progress.to_string();
+    assert!(progress_text.contains("denies listing TrafficTarget"), "{progress_text}");
     store.apply_event(targets, WatchEvent::ListStarted);
     store.apply_event(targets, WatchEvent::ListComplete);
     assert!(store.progress().is_synced());
@@ -568,16 +568,16 @@ fn the_status_of_a_policy_reports_missing_targets_and_conflicts() {
     // Another one is first in alphabetical order, and is in force alone.
     store.apply_event(kind, outlier_detection("a", web_targets()));
     let statuses = store.changed_statuses().unwrap();
-    let reported = statuses.iter().map(|status| match &status.content {
+    let conditions = statuses.iter().map(|status| match &status.content {
         StatusContent::Conditions(conditions) => {
             (conditions[0].status, conditions[0].reason, conditions[0].message.clone())
         }
         other => panic!("{other:?}"),
     });
-    let reported: Vec<_> = reported.collect();
-    assert_eq!(reported[0], ("True", "Accepted", "in force".to_owned()));
+    let conditions: Vec<_> = conditions.collect();
+    assert_eq!(conditions[0], ("True", "Accepted", "in force".to_owned()));
     let conflict = "OutlierDetection shop/a takes precedence at all of its targets".to_owned();
-    assert_eq!(reported[1], ("False", "Conflicted", conflict));
+    assert_eq!(conditions[1], ("False", "Conflicted", conflict));
     // One of two targets is missing: the other one counts.
     store.apply_event(
         kind,
@@ -892,9 +892,9 @@ fn pods_without_a_sidecar_are_sent_once_a_pod_of_their_service_has_one() {
         || pod_event("meshed", json!({"labels": {"app": "web", "leno.dev/meshed": "sidecar"}}));
     let unmeshed = || pod_event("plain", json!({"labels": {"app": "web"}}));
     let sorted = |update: Option<RegistryUpdate>| {
-        let mut reported = describe_update(update);
-        reported.sort();
-        reported
+        let mut changes = describe_update(update);
+        changes.sort();
+        changes
     };
     let mut store = listed_store();
     store.apply_event(SERVICES, service_event("web", 80));
@@ -937,17 +937,17 @@ fn host_network_pods_are_sent_once_a_pod_of_their_service_has_a_sidecar() {
         member.workload.ready = false;
     }
     store.apply_event(PODS, broken);
-    let mut reported = describe_update(store.flush());
-    reported.sort();
-    assert_eq!(reported, ["+ Workload shop/agent", "+ Workload shop/broken"]);
+    let mut changes = describe_update(store.flush());
+    changes.sort();
+    assert_eq!(changes, ["+ Workload shop/agent", "+ Workload shop/broken"]);
 }
 
 #[test]
 fn pods_without_a_sidecar_are_sent_if_a_headless_service_selects_them() {
     let sorted = |update: Option<RegistryUpdate>| {
-        let mut reported = describe_update(update);
-        reported.sort();
-        reported
+        let mut changes = describe_update(update);
+        changes.sort();
+        changes
     };
     let mut store = listed_store();
     store.apply_event(PODS, pod_event("plain", json!({"labels": {"app": "web"}})));

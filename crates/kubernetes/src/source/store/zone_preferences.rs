@@ -7,7 +7,9 @@ use leno_model::{
 };
 
 use super::{ObjectOrigin, ObjectStore};
-use crate::read::{ZONE, ZonePreference, preference_name, preference_rule, service_of_preference};
+use crate::read::{
+    ZONE_LABEL, ZonePreference, preference_name, preference_rule, service_of_preference,
+};
 
 /// The zones of workloads, and the zone preferences of services.
 #[derive(Default)]
@@ -20,7 +22,7 @@ pub(super) struct ZonePreferences {
     /// The services with user rules that prefer instances by caller, by the object with the rules.
     rules_by_object: BTreeMap<ObjectOrigin, BTreeSet<ServiceName>>,
     /// The number of such objects per service.
-    counts: BTreeMap<ServiceName, usize>,
+    rule_counts: BTreeMap<ServiceName, usize>,
 }
 
 impl ObjectStore {
@@ -31,8 +33,11 @@ impl ObjectStore {
             None => self.zone_preferences.zones.remove(node),
         };
         if before != zone {
-            let workloads =
-                self.zone_preferences.nodes.iter().filter(|(_, of_workload)| *of_workload == node);
+            let workloads = self
+                .zone_preferences
+                .nodes
+                .iter()
+                .filter(|(_, workload_node)| *workload_node == node);
             self.dirty.extend(workloads.map(|(name, _)| ObjectKey::Workload(name.clone())));
         }
     }
@@ -48,7 +53,7 @@ impl ObjectStore {
     pub(super) fn with_zone(&self, mut workload: Workload) -> Workload {
         let node = self.zone_preferences.nodes.get(&workload.name);
         if let Some(zone) = node.and_then(|node| self.zone_preferences.zones.get(node)) {
-            workload.labels.entry(ZONE.to_owned()).or_insert_with(|| zone.clone());
+            workload.labels.entry(ZONE_LABEL.to_owned()).or_insert_with(|| zone.clone());
         }
         workload
     }
@@ -73,7 +78,7 @@ impl ObjectStore {
     pub(super) fn zone_preference(&self, name: &TagRouteName) -> Option<Object> {
         let service = service_of_preference(name)?;
         let zone_preference = *self.zone_preferences.preferences.get(&service)?;
-        if self.zone_preferences.counts.contains_key(&service) {
+        if self.zone_preferences.rule_counts.contains_key(&service) {
             return None;
         }
         preference_rule(&service, zone_preference).map(Object::TagRoute)
@@ -88,13 +93,13 @@ impl ObjectStore {
         };
         let before = before.unwrap_or_default();
         for service in &services {
-            *self.zone_preferences.counts.entry(service.clone()).or_default() += 1;
+            *self.zone_preferences.rule_counts.entry(service.clone()).or_default() += 1;
         }
         for service in &before {
-            if let Some(count) = self.zone_preferences.counts.get_mut(service) {
+            if let Some(count) = self.zone_preferences.rule_counts.get_mut(service) {
                 *count -= 1;
                 if *count == 0 {
-                    self.zone_preferences.counts.remove(service);
+                    self.zone_preferences.rule_counts.remove(service);
                 }
             }
         }
@@ -108,7 +113,7 @@ impl ObjectStore {
 /// Returns the services for which an object has rules that prefer instances by caller.
 fn preferred_services(object: &Object) -> BTreeSet<ServiceName> {
     let in_scope = |scope: &TagScope, rules: &TagRules| match scope {
-        TagScope::Service(service, _) if !rules.by_caller.is_empty() => Some(service.clone()),
+        TagScope::Service(service, _) if !rules.caller_rules.is_empty() => Some(service.clone()),
         TagScope::Service(..) | TagScope::Namespace(_) | TagScope::Mesh => None,
     };
     match object {

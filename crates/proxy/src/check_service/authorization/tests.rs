@@ -18,7 +18,7 @@ fn parse_response(response: &CheckResponse) -> Result<AuthorizationResult, Check
     let fields: Vec<(String, String)> = vec![("x-there".to_owned(), "1".to_owned())];
     let request_view =
         RequestView { method: "GET", path: "/", query: None, authority: "a", fields: &fields };
-    parse_verdict(response.encode_to_vec().into(), &request_view)
+    parse_decision(response.encode_to_vec().into(), &request_view)
 }
 
 fn edit_lines(edits: &HeaderEdits) -> Vec<String> {
@@ -86,7 +86,7 @@ fn a_denied_request_gets_the_response_of_the_service() {
         };
         assert_eq!((response.status, response.body), (Some(status), None));
     }
-    // Invalid headers do not turn a denial into anything else.
+    // A response with invalid headers is still a denial.
     let invalid =
         vec![header_option("x-a", "b", None, 9), header_option("connection", "close", None, 0)];
     let Ok(AuthorizationResult::Denied(response)) = parse_response(&denied(401, invalid, ""))
@@ -99,7 +99,7 @@ fn a_denied_request_gets_the_response_of_the_service() {
     assert!(parse_response(&failed).is_err());
     let bare = CheckResponse { status: Some(Status { code: 16 }), ..CheckResponse::default() };
     assert!(matches!(parse_response(&bare), Ok(AuthorizationResult::Denied(_))));
-    // The service must not change the framing; the request is denied all the same.
+    // The service must not change the framing; the request is denied.
     let forbidden_header =
         denied(403, vec![header_option("transfer-encoding", "chunked", None, 0)], "");
     let Ok(AuthorizationResult::Denied(response)) = parse_response(&forbidden_header) else {

@@ -86,7 +86,7 @@ fn clients_receive_the_limit_with_the_fewest_remaining_requests() {
     for reports_limits in [true, false] {
         with_limit(reports_limits, |limit, request_view, _| {
             let verdict =
-                parse_verdict(response.encode_to_vec().into(), limit, request_view).unwrap();
+                parse_decision(response.encode_to_vec().into(), limit, request_view).unwrap();
             let RateLimitResult::WithinLimit { response, .. } = verdict else {
                 panic!("{verdict:?}")
             };
@@ -114,12 +114,12 @@ fn a_request_over_the_limit_gets_the_response_of_the_policy() {
         ..RateLimitResponse::default()
     };
     with_limit(false, |limit, request_view, _| {
-        let full = parse_verdict(response.encode_to_vec().into(), limit, request_view).unwrap();
-        let RateLimitResult::OverLimit { answer: reply, wait } = full else { panic!("{full:?}") };
+        let full = parse_decision(response.encode_to_vec().into(), limit, request_view).unwrap();
+        let RateLimitResult::OverLimit { response: reply, wait } = full else { panic!("{full:?}") };
         assert_eq!((reply.status, reply.body.as_deref()), (Some(503), Some("slowly")));
         assert_eq!(wait, Some(Duration::from_secs(7)));
         let unknown = RateLimitResponse::default();
-        let unknown = parse_verdict(unknown.encode_to_vec().into(), limit, request_view);
+        let unknown = parse_decision(unknown.encode_to_vec().into(), limit, request_view);
         assert!(matches!(unknown, Err(CheckError::Unusable(_))));
         // Invalid headers do not lift the limit.
         let wrong = HeaderValue { key: "connection".to_owned(), ..HeaderValue::default() };
@@ -128,7 +128,7 @@ fn a_request_over_the_limit_gets_the_response_of_the_policy() {
             response_headers_to_add: vec![wrong],
             ..RateLimitResponse::default()
         };
-        let full = parse_verdict(response.encode_to_vec().into(), limit, request_view);
+        let full = parse_decision(response.encode_to_vec().into(), limit, request_view);
         assert!(matches!(full, Ok(RateLimitResult::OverLimit { .. })), "{full:?}");
     });
 }

@@ -31,12 +31,12 @@ fn received_request(recorder: &RecordingService) -> (HttpRequest, Option<String>
     let mut reported =
         http.headers.iter().filter(|header| header.key == "x-envoy-auth-partial-body");
     let partial_header = reported.next().map(|header| header.value.clone());
-    assert!(reported.next().is_none(), "told once");
+    assert!(reported.next().is_none(), "the header is sent once");
     (http, partial_header)
 }
 
 /// Denies a body that contains `no`.
-fn by_body(question: &[u8]) -> Option<Vec<u8>> {
+fn decide_by_body(question: &[u8]) -> Option<Vec<u8>> {
     let question = CheckRequest::decode(question).unwrap();
     let http = question.attributes.unwrap().request.unwrap().http.unwrap();
     Some(if http.body.contains("no") { deny_response() } else { allow_response() })
@@ -52,7 +52,7 @@ fn a_service_receives_the_body_and_the_application_gets_it_unchanged() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let recorder = RecordingService::respond_with(by_body).await;
+        let recorder = RecordingService::respond_with(decide_by_body).await;
         mesh.set_checks(
             vec![check_with_body(recorder.check_service(FailureMode::Deny), TEXT)],
             Vec::new(),
@@ -103,7 +103,7 @@ fn a_longer_body_is_rejected_without_a_check() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let recorder = RecordingService::respond_with(by_body).await;
+        let recorder = RecordingService::respond_with(decide_by_body).await;
         mesh.set_checks(
             vec![check_with_body(recorder.check_service(FailureMode::Allow), TEXT)],
             Vec::new(),
@@ -142,7 +142,7 @@ async fn echo_application() -> Application {
 fn a_grpc_call_with_a_longer_message_gets_a_grpc_status() {
     run(async {
         let mesh = http2::http2_mesh(echo_application().await.address, Protocol::Grpc).await;
-        let recorder = RecordingService::respond_with(by_body).await;
+        let recorder = RecordingService::respond_with(decide_by_body).await;
         mesh.set_checks(
             vec![check_with_body(recorder.check_service(FailureMode::Allow), TEXT)],
             Vec::new(),
@@ -165,7 +165,7 @@ fn a_service_may_decide_by_the_prefix_of_a_body() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let recorder = RecordingService::respond_with(by_body).await;
+        let recorder = RecordingService::respond_with(decide_by_body).await;
         mesh.set_checks(
             vec![check_with_body(recorder.check_service(FailureMode::Deny), PREFIX)],
             Vec::new(),
@@ -175,7 +175,7 @@ fn a_service_may_decide_by_the_prefix_of_a_body() {
             ("yes", "yes", "false"),
             ("12345678", "12345678", "false"),
             ("123456789", "12345678", "true"),
-            // A character is not truncated.
+            // The excerpt ends before a character that the limit would truncate.
             ("1234567\u{e9}", "1234567", "true"),
         ] {
             assert_eq!(client.send_request(&post_request(body)).await.status, 200);
@@ -205,7 +205,7 @@ fn a_service_may_decide_by_the_prefix_of_a_body() {
 fn a_call_that_waits_for_a_response_is_checked_in_time() {
     run(async {
         let mesh = http2::http2_mesh(echo_application().await.address, Protocol::Grpc).await;
-        let recorder = RecordingService::respond_with(by_body).await;
+        let recorder = RecordingService::respond_with(decide_by_body).await;
         let soon = Duration::from_secs(2);
         let check_service =
             CheckService { timeout: soon, ..recorder.check_service(FailureMode::Deny) };
@@ -227,15 +227,16 @@ fn a_body_is_sent_as_bytes_or_as_text() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let recorder = RecordingService::respond_with(by_body).await;
-        let odd = [b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n", &b"a\xffb"[..]];
+        let recorder = RecordingService::respond_with(decide_by_body).await;
+        let non_utf8_request =
+            [b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n", &b"a\xffb"[..]];
         for (body, text, bytes) in [(BYTES, "", &b"a\xffb"[..]), (TEXT, "a\u{fffd}b", b"")] {
             mesh.set_checks(
                 vec![check_with_body(recorder.check_service(FailureMode::Deny), body)],
                 Vec::new(),
             );
             let mut client = Client::connect(mesh.listener).await;
-            client.send_bytes(odd.concat()).await;
+            client.send_bytes(non_utf8_request.concat()).await;
             assert_eq!(client.read_response().await.status, 200);
             let (http, _) = received_request(&recorder);
             assert_eq!((http.body.as_str(), &*http.raw_body), (text, bytes));
@@ -249,7 +250,7 @@ fn a_client_that_expects_100_continue_receives_it() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let recorder = RecordingService::respond_with(by_body).await;
+        let recorder = RecordingService::respond_with(decide_by_body).await;
         mesh.set_checks(
             vec![check_with_body(recorder.check_service(FailureMode::Deny), TEXT)],
             Vec::new(),
@@ -274,8 +275,8 @@ fn an_http2_application_receives_the_changed_headers_without_expect() {
             let (parts, body) = request.into_parts();
             let (received, _) = http2::read_body(body).await;
             let reported = |name: &str| {
-                let all = parts.headers.get_all(name).iter();
-                all.map(|value| value.to_str().unwrap()).collect::<Vec<_>>().join(",")
+                let values = parts.headers.get_all(name).iter();
+                values.map(|value| value.to_str().unwrap()).collect::<Vec<_>>().join(",")
             };
             let head = http::Response::builder()
                 .header("saw-user", reported("x-user"))
@@ -285,7 +286,7 @@ fn an_http2_application_receives_the_changed_headers_without_expect() {
             http2::send_data(&mut stream, received.into(), true).await;
         });
         let mesh = http2::http2_mesh(app.await.address, Protocol::Http2).await;
-        let recorder = RecordingService::respond_with(by_body).await;
+        let recorder = RecordingService::respond_with(decide_by_body).await;
         mesh.set_checks(
             vec![check_with_body(recorder.check_service(FailureMode::Deny), TEXT)],
             Vec::new(),
@@ -300,7 +301,10 @@ fn an_http2_application_receives_the_changed_headers_without_expect() {
         let interim = poll_fn(|cx| response.poll_informational(cx)).await.unwrap().unwrap();
         assert_eq!(interim.status(), 100);
         http2::send_data(&mut stream, Bytes::from_static(b"yes"), true).await;
-        assert!(poll_fn(|cx| response.poll_informational(cx)).await.is_none(), "told once");
+        assert!(
+            poll_fn(|cx| response.poll_informational(cx)).await.is_none(),
+            "100 Continue is sent once"
+        );
         let response = response.await.unwrap();
         let reported = ["saw-user", "saw-cookie", "saw-expect", "x-decided"]
             .map(|name| response.headers()[name].to_str().unwrap().to_owned());
@@ -316,7 +320,7 @@ fn a_slow_client_does_not_bypass_the_check() {
         let mut setup = Setup::default();
         setup.limits.body_stall_timeout = Duration::from_millis(100);
         let mesh = Mesh::new(app.address, setup).await;
-        let recorder = RecordingService::respond_with(by_body).await;
+        let recorder = RecordingService::respond_with(decide_by_body).await;
         // The server must be the one that times out, not the client's sidecar.
         let at = mesh.inbound;
         let check_service = CheckService {
@@ -352,7 +356,7 @@ fn without_memory_for_bodies_unchecked_requests_are_denied() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let recorder = RecordingService::respond_with(by_body).await;
+        let recorder = RecordingService::respond_with(decide_by_body).await;
         mesh.set_checks(
             vec![check_with_body(recorder.check_service(FailureMode::Allow), TEXT)],
             Vec::new(),
@@ -372,7 +376,7 @@ fn without_memory_for_bodies_unchecked_requests_are_denied() {
 }
 
 /// Makes the server accept unmeshed clients as well.
-fn accept_unmeshed_clients(mesh: &Mesh, guards: Vec<PortCheck>) {
+fn accept_unmeshed_clients(mesh: &Mesh, checks: Vec<PortCheck>) {
     let protocol = mesh.setup.protocol;
     let port = mesh.server.port;
     let ports = vec![WorkloadPort { name: None, port, protocol }];
@@ -381,7 +385,7 @@ fn accept_unmeshed_clients(mesh: &Mesh, guards: Vec<PortCheck>) {
             ports,
             port_services: BTreeMap::from([(port, test_service())]),
             mtls: MtlsMode::Permissive,
-            request_checks: [(port, guards)].into(),
+            request_checks: [(port, checks)].into(),
             ..proxy_config("ratings", Access::AllowAll)
         },
         Vec::new(),
@@ -393,13 +397,13 @@ fn requests_of_unmeshed_clients_are_checked_in_both_http_versions() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let recorder = RecordingService::respond_with(by_body).await;
+        let recorder = RecordingService::respond_with(decide_by_body).await;
         let whole = BodyExcerpt { bytes_max: BodyExcerpt::MAX_BYTES, ..TEXT };
         accept_unmeshed_clients(
             &mesh,
             vec![check_with_body(recorder.check_service(FailureMode::Deny), whole)],
         );
-        // Longer than any window or buffer.
+        // A body that exceeds every window and buffer.
         let long = "abcdefg ".repeat(100_000);
         let mut client = Client::connect(mesh.inbound).await;
         for (body, status) in [("yes", 200), ("no", 401), (&*long, 200), ("yes", 200)] {
@@ -442,7 +446,7 @@ fn each_attempt_is_checked_with_its_body() {
         })
         .await;
         let mesh = Mesh::permissive(app.address).await;
-        let recorder = RecordingService::respond_with(by_body).await;
+        let recorder = RecordingService::respond_with(decide_by_body).await;
         mesh.set_checks(
             vec![check_with_body(recorder.check_service(FailureMode::Deny), TEXT)],
             Vec::new(),
@@ -474,11 +478,11 @@ fn each_policy_has_its_own_limit_of_the_excerpt() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let [none, few, all] = [
-            RecordingService::respond_with(by_body).await,
-            RecordingService::respond_with(by_body).await,
-            RecordingService::respond_with(by_body).await,
+            RecordingService::respond_with(decide_by_body).await,
+            RecordingService::respond_with(decide_by_body).await,
+            RecordingService::respond_with(decide_by_body).await,
         ];
-        let guards = vec![
+        let checks = vec![
             port_check(authorization_rule(none.check_service(FailureMode::Deny))),
             check_with_body(
                 few.check_service(FailureMode::Deny),
@@ -486,19 +490,19 @@ fn each_policy_has_its_own_limit_of_the_excerpt() {
             ),
             check_with_body(all.check_service(FailureMode::Deny), TEXT),
         ];
-        mesh.set_checks(guards, Vec::new());
+        mesh.set_checks(checks, Vec::new());
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(&post_request("abcd")).await.status, 200);
         let reported = [&none, &few, &all].map(|recorder| {
             let (http, partial_header) = received_request(recorder);
             (http.body, partial_header)
         });
-        let said = |body: &str, partial_header: Option<&str>| {
+        let report = |body: &str, partial_header: Option<&str>| {
             (body.to_owned(), partial_header.map(str::to_owned))
         };
         assert_eq!(
             reported,
-            [said("", None), said("ab", Some("true")), said("abcd", Some("false"))]
+            [report("", None), report("ab", Some("true")), report("abcd", Some("false"))]
         );
         assert_eq!(app.received_requests()[0].body_text(), "abcd");
         // A request that waits for its body holds no concurrency permit meanwhile.

@@ -6,7 +6,7 @@ use super::*;
 use crate::tests::fixture::frames::{
     self, DATA, END_HEADERS, END_STREAM, Frame, HEADERS, OPENING, PING, RST_STREAM, goaway_frame,
 };
-use crate::tests::fixture::{Short, meshed_endpoint};
+use crate::tests::fixture::{ShortConnectionServer, meshed_endpoint};
 
 /// The frames of a response; true if the connection ends after them.
 type Frames = (Vec<u8>, bool);
@@ -108,7 +108,9 @@ fn checks_are_sent_again_as_long_as_each_connection_processes_some() {
         for streams in [1, 3, 10] {
             let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
-            let server = Short::with_responses(streams, |stream, _| allow_frames(stream)).await;
+            let server =
+                ShortConnectionServer::with_responses(streams, |stream, _| allow_frames(stream))
+                    .await;
             let check_service = check_service_at(server.application.address, FailureMode::Deny);
             mesh.set_checks(vec![port_check(authorization_rule(check_service))], Vec::new());
             assert_eq!(
@@ -132,7 +134,8 @@ fn a_server_that_processes_no_check_gets_few_connections() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let server = Short::with_responses(0, |stream, _| allow_frames(stream)).await;
+        let server =
+            ShortConnectionServer::with_responses(0, |stream, _| allow_frames(stream)).await;
         let check_service = check_service_at(server.application.address, FailureMode::Deny);
         mesh.set_checks(vec![port_check(authorization_rule(check_service))], Vec::new());
         assert_eq!(concurrent_statuses(&mesh, 30).await, [403; 30]);

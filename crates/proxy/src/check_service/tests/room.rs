@@ -1,4 +1,4 @@
-//! Check services that accept one connection with few streams: requests wait for a free stream.
+//! Check services that accept one connection with few streams: check requests wait for a free stream.
 
 use super::goaway::{allow_frames, concurrent_statuses};
 use super::*;

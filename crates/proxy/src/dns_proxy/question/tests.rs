@@ -1,4 +1,4 @@
-//! DNS query packets: those for the mesh, and their responses.
+//! Tests of DNS query packets for services of the mesh, and of their responses.
 
 use hickory_proto::op::MessageType;
 
@@ -153,7 +153,7 @@ fn a_response_that_does_not_fit_is_truncated_for_udp() {
         (reply.metadata.truncation, reply.answers.len())
     };
     assert_eq!(response_shape(None, DnsTransport::Udp, 20), (false, 20));
-    // 12 and 33 bytes of 512, and 16 for each.
+    // Of 512 bytes the header takes 12, the question 33, and each address record 16.
     assert_eq!(response_shape(None, DnsTransport::Udp, 64), (true, 29));
     assert_eq!(response_shape(None, DnsTransport::Tcp, 64), (false, 64));
     assert_eq!(response_shape(Some(1232), DnsTransport::Udp, 64), (false, 64));
@@ -214,9 +214,9 @@ fn arbitrary_packets_are_parsed_without_a_panic() {
     loops.extend([1, b'a', 0xc0, 16, 0xc0, 12, 0, 1, 0, 1]);
     harmless(&loops);
     for count in 4..12 {
-        let mut many = valid_query.clone();
-        many[count] = 0xff;
-        harmless(&many);
+        let mut query_with_many_questions = valid_query.clone();
+        query_with_many_questions[count] = 0xff;
+        harmless(&query_with_many_questions);
     }
     let mut seed = 1_u64;
     for _ in 0..20_000 {

@@ -14,7 +14,8 @@ use prost::Message;
 use crate::access_log;
 use crate::request_trace::TraceEntry;
 
-/// Encodes these entries as `Export` requests of bounded size, each with the number of its records.
+/// Encodes a batch as `Export` requests of at most about [`MAX_REQUEST_BYTES`], each with the number of its
+/// records.
 pub(in crate::export) fn encode_requests(
     source: &ResourceIdentity,
     batch: &[Arc<TraceEntry>],
@@ -48,10 +49,10 @@ fn encode_request(source: &ResourceIdentity, records: Vec<LogRecord>) -> (Vec<u8
 
 fn log_record(trace_entry: &TraceEntry, format: &LogFormat) -> LogRecord {
     let mut line = String::new();
-    access_log::append_line(trace_entry, format, &mut line);
+    access_log::append_log_line(trace_entry, format, &mut line);
     line.truncate(line.trim_end_matches('\n').len());
-    let attributes = access_log::with_entry(trace_entry, |entry| {
-        // The record has fields of its own for the trace and span IDs.
+    let attributes = access_log::with_log_entry(trace_entry, |entry| {
+        // The record has separate fields for the trace and span IDs.
         let fields =
             entry.present_fields().filter(|(name, _)| !["trace_id", "span_id"].contains(name));
         fields.map(|(name, value)| key_value(name, attribute_value(value))).collect()

@@ -8,10 +8,10 @@ use leno_outside::otlp::{
 };
 use prost::Message;
 
-use super::super::source::{is_server, span_attributes, span_error, span_name};
+use super::super::source::{is_inbound, span_attributes, span_error, span_name};
 use crate::request_trace::TraceEntry;
 
-/// Encodes the collector's `Export` request.
+/// Encodes the spans of a batch as one `Export` request; entries without a span are left out.
 pub(in crate::export) fn encode_request(
     source: &ResourceIdentity,
     batch: &[Arc<TraceEntry>],
@@ -25,7 +25,7 @@ pub(in crate::export) fn encode_request(
 
 fn otlp_span(trace_entry: &TraceEntry) -> Option<Span> {
     let context = trace_entry.span?;
-    let kind = if is_server(trace_entry) { KIND_SERVER } else { KIND_CLIENT };
+    let kind = if is_inbound(trace_entry) { KIND_SERVER } else { KIND_CLIENT };
     let status = span_error(trace_entry).map(|message| Status { message, code: STATUS_ERROR });
     let attributes =
         span_attributes(trace_entry).into_iter().map(|(key, value)| key_value(key, value));
@@ -53,6 +53,7 @@ pub(in crate::export) struct ExportRequest {
     pub(in crate::export) resource_spans: Vec<ResourceSpans>,
 }
 
+/// `ResourceSpans`.
 #[derive(Clone, PartialEq, Message)]
 pub(in crate::export) struct ResourceSpans {
     #[prost(message, optional, tag = "1")]
@@ -61,6 +62,7 @@ pub(in crate::export) struct ResourceSpans {
     pub(in crate::export) scope_spans: Vec<ScopeSpans>,
 }
 
+/// `ScopeSpans`.
 #[derive(Clone, PartialEq, Message)]
 pub(in crate::export) struct ScopeSpans {
     #[prost(message, optional, tag = "1")]
@@ -69,6 +71,7 @@ pub(in crate::export) struct ScopeSpans {
     pub(in crate::export) spans: Vec<Span>,
 }
 
+/// `Span`.
 #[derive(Clone, PartialEq, Message)]
 pub(in crate::export) struct Span {
     #[prost(bytes = "vec", tag = "1")]
@@ -93,6 +96,7 @@ pub(in crate::export) struct Span {
     pub(in crate::export) flags: u32,
 }
 
+/// `Status`.
 #[derive(Clone, PartialEq, Message)]
 pub(in crate::export) struct Status {
     #[prost(string, tag = "2")]

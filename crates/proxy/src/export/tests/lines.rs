@@ -22,8 +22,8 @@ fn record_body(record: &LogRecord) -> &str {
 }
 
 fn find_attribute<'a>(record: &'a LogRecord, name: &str) -> Option<&'a any_value::AnyValueKind> {
-    let found = record.attributes.iter().find(|attribute| attribute.key == name)?;
-    let Some(AnyValue { value: Some(value) }) = &found.value else { panic!("{found:?}") };
+    let attribute = record.attributes.iter().find(|attribute| attribute.key == name)?;
+    let Some(AnyValue { value: Some(value) }) = &attribute.value else { panic!("{attribute:?}") };
     Some(value)
 }
 

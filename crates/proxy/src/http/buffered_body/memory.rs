@@ -33,18 +33,21 @@ impl BufferReservation {
     /// that a slow client with large bodies does not exclude others.
     ///
     /// # Errors
-    /// `OutOfMemory` beyond that.
+    /// `OutOfMemory` if the client would use more.
     pub(super) fn reserve(&mut self, bytes: usize) -> Result<(), BufferingError> {
         if bytes == 0 {
             return Ok(());
         }
         let mut by_client = self.memory.by_client.borrow_mut();
-        let share = by_client.get(&self.client).map_or(0, |share| *share).saturating_add(bytes);
+        let client_bytes = by_client
+            .get(&self.client)
+            .map_or(0, |client_bytes| *client_bytes)
+            .saturating_add(bytes);
         let total = self.memory.total.get().saturating_add(bytes);
-        if share > MAX_BUFFERED_BYTES.saturating_sub(total) {
+        if client_bytes > MAX_BUFFERED_BYTES.saturating_sub(total) {
             return Err(BufferingError::OutOfMemory);
         }
-        by_client.insert(self.client, share);
+        by_client.insert(self.client, client_bytes);
         self.memory.total.set(total);
         self.bytes += bytes;
         Ok(())
@@ -55,9 +58,9 @@ impl BufferReservation {
         self.bytes -= bytes;
         self.memory.total.set(self.memory.total.get() - bytes);
         let mut by_client = self.memory.by_client.borrow_mut();
-        if let Some(share) = by_client.get_mut(&self.client) {
-            *share -= bytes;
-            if *share == 0 {
+        if let Some(client_bytes) = by_client.get_mut(&self.client) {
+            *client_bytes -= bytes;
+            if *client_bytes == 0 {
                 by_client.remove(&self.client);
             }
         }

@@ -23,16 +23,16 @@ async fn next(source: &mut PrefixedSource<'_>) -> Option<BodyPiece> {
 fn an_excerpt_reports_if_the_body_may_be_longer() {
     let memory = Rc::default();
     let mut prefix = buffer_pieces(&memory, &[b"ab", b"", b"cde"]);
-    let excerpt = |prefix: &BufferedPrefix, bytes_max| {
-        let BufferedExcerpt { bytes, is_partial } = prefix.excerpt(bytes_max);
+    let excerpt = |prefix: &BufferedPrefix, max_bytes| {
+        let BufferedExcerpt { bytes, is_partial } = prefix.excerpt(max_bytes);
         (String::from_utf8(bytes.to_vec()).unwrap(), is_partial)
     };
     assert_eq!(excerpt(&prefix, 9), ("abcde".to_owned(), true));
     prefix.append_piece(None, true).unwrap();
-    for (bytes_max, text, is_partial) in
+    for (max_bytes, text, is_partial) in
         [(9, "abcde", false), (5, "abcde", false), (3, "abc", true), (1, "a", true)]
     {
-        assert_eq!(excerpt(&prefix, bytes_max), (text.to_owned(), is_partial));
+        assert_eq!(excerpt(&prefix, max_bytes), (text.to_owned(), is_partial));
     }
 }
 
@@ -40,8 +40,8 @@ fn an_excerpt_reports_if_the_body_may_be_longer() {
 async fn a_forwarded_prefix_releases_its_memory_piece_by_piece() {
     let memory: Rc<BufferMemory> = Rc::default();
     let body: Vec<u8> = (0..BLOCK_BYTES * 2 + 7).map(|index| index.to_le_bytes()[0]).collect();
-    let small: Vec<&[u8]> = body.chunks(99).collect();
-    let mut prefix = buffer_pieces(&memory, &small);
+    let small_pieces: Vec<&[u8]> = body.chunks(99).collect();
+    let mut prefix = buffer_pieces(&memory, &small_pieces);
     let trailers = Bytes::from_static(b"a: b\r\n\r\n");
     prefix.append_piece(Some(BodyPiece::Trailers(trailers.clone())), true).unwrap();
     assert_eq!(

@@ -85,7 +85,7 @@ impl Exchange<'_, '_> {
         if let Some(cluster) = &resolved_route.cluster {
             self.outcome_guard = attempt_target.start_attempt(cluster)?;
         }
-        self.timed_attempt = attempt_target.start_timed();
+        self.timed_attempt = attempt_target.start_timed_attempt();
         if let Some(trace) = &mut self.record.trace {
             trace.upstream = Some(attempt_target.address());
         }

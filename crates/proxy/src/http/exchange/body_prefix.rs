@@ -9,7 +9,7 @@ use super::Exchange;
 use crate::error::{Failure, downstream_reason};
 use crate::http::buffered_body::{BufferTarget, BufferedExcerpt, BufferedPrefix, BufferingError};
 use crate::http::route::ResolvedRoute;
-use crate::max_wait::finished_within;
+use crate::max_wait::wait_within;
 use crate::session::ListenerKind;
 
 impl Exchange<'_, '_> {
@@ -25,7 +25,7 @@ impl Exchange<'_, '_> {
         if self.body.is_empty() || self.request.upgrade {
             return Ok(None);
         }
-        let bytes_max = usize::try_from(excerpt_rule.bytes_max).unwrap_or(usize::MAX);
+        let max_bytes = usize::try_from(excerpt_rule.bytes_max).unwrap_or(usize::MAX);
         let rejects_long_bodies = excerpt_rule.long_body == LongBodyAction::Reject;
         let too_large =
             || Err(Failure { policy: Some(rule.policy_decision()), ..Reason::BodyTooLarge.into() });
@@ -44,24 +44,24 @@ impl Exchange<'_, '_> {
             BufferedPrefix::new(worker.check_services.buffered_bodies.clone(), client)
         });
         let target = if rejects_long_bodies {
-            BufferTarget::Known(bytes_max)
+            BufferTarget::WholeBody(max_bytes)
         } else {
-            BufferTarget::Filled(bytes_max)
+            BufferTarget::Prefix(max_bytes)
         };
         let may_check_early = !rejects_long_bodies && self.is_grpc_call(resolved_route);
         let limit = match may_check_early {
             true => rule.rule.check_service.timeout,
             false => worker.config.limits.body_stall_timeout,
         };
-        let outcome = match finished_within(limit, prefix.read(self.body, target)).await {
+        let outcome = match wait_within(limit, prefix.read(self.body, target)).await {
             Some(outcome) => outcome,
             None if may_check_early => Ok(()),
             // A slow client must not bypass the check: a shorter excerpt is not sufficient.
             None => return Err(Reason::BodyStalled.into()),
         };
         match outcome {
-            Ok(()) if rejects_long_bodies && prefix.len() > bytes_max => too_large(),
-            Ok(()) => Ok(Some(prefix.excerpt(bytes_max))),
+            Ok(()) if rejects_long_bodies && prefix.len() > max_bytes => too_large(),
+            Ok(()) => Ok(Some(prefix.excerpt(max_bytes))),
             Err(BufferingError::Broken(error)) => Err(downstream_reason(&error).into()),
             Err(BufferingError::OutOfMemory) => {
                 // Many clients together must not bypass the check either.

@@ -37,10 +37,10 @@ struct HeaderChanges {
 }
 
 impl HeaderChanges {
+    /// Adds the changes of the next service, which override earlier changes of the same headers.
     fn add_edits(&mut self, request: HeaderEdits, response: HeaderEdits) {
-        for (edits, later) in [(&mut self.request, request), (&mut self.response, response)] {
-            let HeaderEdits { set, add, remove } = later;
-            // Later changes override earlier ones.
+        for (edits, added_edits) in [(&mut self.request, request), (&mut self.response, response)] {
+            let HeaderEdits { set, add, remove } = added_edits;
             let is_overridden = |header: &Header| {
                 set.iter().any(|edit| edit.name == header.name) || remove.contains(&header.name)
             };
@@ -73,17 +73,17 @@ impl Exchange<'_, '_> {
             ..view
         };
         self.authorize_by_policies(&with_claims, resolved_route)?;
-        let limited = self.limited_port(resolved_route);
-        if let Some(port) = limited {
+        let limited_port = self.limited_port(resolved_route);
+        if let Some(port) = limited_port {
             self.take_tokens(port, &with_claims, resolved_route)?;
             // No check request is sent without a free concurrency permit. The permit itself is acquired after
             // the checks.
             self.acquire_permit(port, &with_claims, resolved_route)?;
             self.observer = None;
         }
-        let reported = (&with_claims, &token_claims.edits);
-        let check_changes = self.run_checks(checks, reported, port, resolved_route).await?;
-        if let Some(port) = limited {
+        let reported_request = (&with_claims, &token_claims.edits);
+        let check_changes = self.run_checks(checks, reported_request, port, resolved_route).await?;
+        if let Some(port) = limited_port {
             self.acquire_permit(port, &with_claims, resolved_route)?;
         }
         let mut changes = HeaderChanges::default();
@@ -102,12 +102,12 @@ impl Exchange<'_, '_> {
     async fn run_checks(
         &mut self,
         checks: &CompiledPortChecks,
-        reported: ReportedRequest<'_>,
+        reported_request: ReportedRequest<'_>,
         port: u16,
         resolved_route: &ResolvedRoute,
     ) -> Result<HeaderChanges, Failure> {
         let mut changes = HeaderChanges::default();
-        let (view, _) = reported;
+        let (view, _) = reported_request;
         let mut prefix = None;
         for rule in checks.required_authorizations(view) {
             let excerpt = match rule.rule.body {
@@ -117,8 +117,9 @@ impl Exchange<'_, '_> {
                 }
                 None => None,
             };
-            let (request, response) =
-                self.call_authorization(rule, reported, port, resolved_route, excerpt).await?;
+            let (request, response) = self
+                .call_authorization(rule, reported_request, port, resolved_route, excerpt)
+                .await?;
             changes.add_edits(request, response);
         }
         let client =
@@ -159,13 +160,13 @@ impl Exchange<'_, '_> {
         };
         let check_request =
             authorization::build_request(rule, self.request, view, edits, &peers, excerpt);
-        let parse = |response| authorization::parse_verdict(response, view);
+        let parse_response = |response| authorization::parse_decision(response, view);
         match send_check(
             worker,
             &rule.rule.check_service,
             authorization::METHOD,
             check_request,
-            parse,
+            parse_response,
         )
         .await
         {
@@ -177,7 +178,7 @@ impl Exchange<'_, '_> {
                 worker.shard.add(Count::AuthorizationDenied, 1);
                 let grpc = response.status.map(GrpcStatus::from_http_status);
                 let (policy, response) = (Some(rule.policy_decision()), Some(Arc::new(response)));
-                Err(Failure { policy, answer: response, grpc, ..Reason::DeniedByService.into() })
+                Err(Failure { policy, response, grpc, ..Reason::DeniedByService.into() })
             }
             Err(error) if allows_on_failure(&error, rule.rule.check_service.failure_mode) => {
                 worker.shard.add(Count::AuthorizationFailureModeAllowed, 1);
@@ -199,13 +200,13 @@ impl Exchange<'_, '_> {
         view: &RequestView<'_>,
     ) -> Result<(HeaderEdits, HeaderEdits), Failure> {
         let worker = &self.session.worker;
-        let parse = |response| limit::parse_verdict(response, rule, view);
+        let parse_response = |response| limit::parse_decision(response, rule, view);
         match send_check(
             worker,
             &rule.rule.check_service,
             limit::METHOD,
             limit::build_request(rule, descriptors),
-            parse,
+            parse_response,
         )
         .await
         {
@@ -213,11 +214,11 @@ impl Exchange<'_, '_> {
                 worker.shard.add(Count::GlobalLimitAllowed, 1);
                 Ok((request, response))
             }
-            Ok(limit::RateLimitResult::OverLimit { answer: response, wait }) => {
+            Ok(limit::RateLimitResult::OverLimit { response, wait }) => {
                 worker.shard.add(Count::GlobalLimitDenied, 1);
                 let (policy, response) = (Some(rule.policy_decision()), Some(Arc::new(response)));
                 let retry_after = wait.map(|wait| wait.as_secs().max(1));
-                Err(Failure { policy, answer: response, retry_after, ..Reason::RateLimited.into() })
+                Err(Failure { policy, response, retry_after, ..Reason::RateLimited.into() })
             }
             Err(error) if allows_on_failure(&error, rule.rule.check_service.failure_mode) => {
                 worker.shard.add(Count::GlobalLimitFailureModeAllowed, 1);

@@ -40,9 +40,10 @@ use crate::worker::Worker;
 #[derive(Debug, Default)]
 pub(crate) struct HedgeState {
     /// The endpoint of the first attempt.
-    first: RefCell<Option<EndpointId>>,
+    first_endpoint: RefCell<Option<EndpointId>>,
     /// True if the first attempt has a response.
     first_has_response: Cell<bool>,
+    /// True if the second attempt was sent.
     second_is_sent: Cell<bool>,
     /// True if the first attempt has failed, and only the second is pending.
     first_has_failed: Cell<bool>,
@@ -50,8 +51,8 @@ pub(crate) struct HedgeState {
 
 impl HedgeState {
     /// Records the endpoint of the first attempt.
-    pub(crate) fn record_first(&self, endpoint: Option<EndpointId>) {
-        self.first.replace(endpoint);
+    pub(crate) fn record_first_endpoint(&self, endpoint: Option<EndpointId>) {
+        self.first_endpoint.replace(endpoint);
     }
 
     /// Records that the client receives the response of the first attempt.
@@ -60,7 +61,7 @@ impl HedgeState {
     }
 
     /// True if the second attempt was sent.
-    pub(crate) fn is_sent(&self) -> bool {
+    pub(crate) fn is_second_sent(&self) -> bool {
         self.second_is_sent.get()
     }
 }
@@ -94,7 +95,7 @@ impl Exchange<'_, '_> {
         request_target: &ParsedTarget<'_>,
         resolved_route: &ResolvedRoute,
     ) -> bool {
-        let retry = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
+        let retry_rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let request = HedgeConditions {
             method: request_target.method,
             is_unrepeatable: self.request.upgrade
@@ -105,7 +106,7 @@ impl Exchange<'_, '_> {
                 .is_some_and(|session_affinity| session_affinity.session_endpoint().is_some()),
             retries: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
         };
-        may_hedge(rule, retry, &request)
+        may_hedge(rule, retry_rule, &request)
     }
 
     /// Makes an attempt, and a second one if the first has no response in time. The client receives the first
@@ -142,8 +143,13 @@ impl Exchange<'_, '_> {
             RaceResult::First(outcome) => return outcome,
             RaceResult::Second(response) => *response,
         };
-        let HedgeResponse { upstream, outcome_guard, stream, timed_attempt, retry_slot: _slot } =
-            response;
+        let HedgeResponse {
+            upstream,
+            outcome_guard,
+            stream,
+            timed_attempt,
+            retry_slot: _retry_slot,
+        } = response;
         // The first attempt is not retried, whatever its result; and all of the body was sent.
         self.retry_slot.release();
         self.body.skip_buffered();
@@ -172,8 +178,11 @@ impl Exchange<'_, '_> {
 
     /// Records the result of a second attempt, if there was one.
     pub(super) fn record_hedge(&mut self, hedge: Hedge) {
-        let hedged = self.observer.take_if(|observer| observer.hedge_state().is_some());
-        if hedged.as_ref().and_then(ResponseObserver::hedge_state).is_some_and(HedgeState::is_sent)
+        let hedge_observer = self.observer.take_if(|observer| observer.hedge_state().is_some());
+        if hedge_observer
+            .as_ref()
+            .and_then(ResponseObserver::hedge_state)
+            .is_some_and(HedgeState::is_second_sent)
         {
             self.record.retries += 1;
             self.record.hedge = Some(hedge);
@@ -186,41 +195,42 @@ impl Exchange<'_, '_> {
         request_target: &ParsedTarget<'_>,
         resolved_route: &ResolvedRoute,
         previous: &mut Option<EndpointId>,
-        after: Duration,
-        second: HedgedAttempt<'_>,
+        delay: Duration,
+        second_attempt: HedgedAttempt<'_>,
     ) -> RaceResult {
         let client = self.responder.client_connection();
-        let hedge_state = second.hedge_state.clone();
-        let mut first = Some(Box::pin(self.send_attempt(request_target, resolved_route, previous)));
-        let mut second = Some(Box::pin(second.await_response(after)));
-        let mut failed = None;
+        let hedge_state = second_attempt.hedge_state.clone();
+        let mut first_attempt =
+            Some(Box::pin(self.send_attempt(request_target, resolved_route, previous)));
+        let mut second_attempt = Some(Box::pin(second_attempt.await_response(delay)));
+        let mut first_failure = None;
         let race_result = poll_fn(|cx| {
-            if let Some(attempt) = &mut first
+            if let Some(attempt) = &mut first_attempt
                 && let Poll::Ready(outcome) = attempt.as_mut().poll(cx)
             {
-                first = None;
+                first_attempt = None;
                 match outcome {
                     Err(reason)
-                        if second.is_some()
-                            && hedge_state.is_sent()
+                        if second_attempt.is_some()
+                            && hedge_state.is_second_sent()
                             && !hedge_state.first_has_response.get() =>
                     {
-                        failed = Some(reason);
+                        first_failure = Some(reason);
                         hedge_state.first_has_failed.set(true);
                     }
                     outcome => return Poll::Ready(RaceResult::First(outcome)),
                 }
             }
-            if hedge_state.first_has_response.get() && second.is_some() {
-                let _abandoned = cancel::AttemptScope;
+            if hedge_state.first_has_response.get() && second_attempt.is_some() {
+                let _attempt_scope = cancel::AttemptScope;
                 cancel::AttemptScope::mark_abandoned();
-                second = None;
+                second_attempt = None;
             }
-            if let Some(attempt) = &mut second
+            if let Some(attempt) = &mut second_attempt
                 && let Poll::Ready(response) = attempt.as_mut().poll(cx)
             {
-                second = None;
-                match (response, failed) {
+                second_attempt = None;
+                match (response, first_failure) {
                     (Some(response), _) => {
                         return Poll::Ready(RaceResult::Second(Box::new(response)));
                     }
@@ -228,7 +238,7 @@ impl Exchange<'_, '_> {
                     (None, None) => {}
                 }
             }
-            match (&client, failed) {
+            match (&client, first_failure) {
                 // The first attempt, which watched for a disconnect, is over.
                 (Some(io), Some(_)) if io.poll_gone(cx).is_ready() => {
                     Poll::Ready(RaceResult::First(Err(Reason::DownstreamClosed)))
@@ -238,9 +248,9 @@ impl Exchange<'_, '_> {
         })
         .await;
         if !matches!(race_result, RaceResult::First(Err(Reason::DownstreamClosed))) {
-            let _abandoned = cancel::AttemptScope;
+            let _attempt_scope = cancel::AttemptScope;
             cancel::AttemptScope::mark_abandoned();
-            drop((first, second));
+            drop((first_attempt, second_attempt));
         }
         race_result
     }
@@ -271,8 +281,8 @@ struct HedgeResponse {
 
 impl HedgedAttempt<'_> {
     /// Waits, makes the attempt and waits for its response; `None` if there is none.
-    async fn await_response(self, after: Duration) -> Option<HedgeResponse> {
-        tokio::time::sleep(after).await;
+    async fn await_response(self, delay: Duration) -> Option<HedgeResponse> {
+        tokio::time::sleep(delay).await;
         let body = match &self.body_buffer {
             None => Vec::new(),
             Some(body_buffer) => {
@@ -292,7 +302,7 @@ impl HedgedAttempt<'_> {
                 Some(cluster.start_attempt(&upstream, Some(|counts| &counts.requests)).ok()?)
             }
         };
-        let timed_attempt = upstream.start_timed();
+        let timed_attempt = upstream.start_timed_attempt();
         match self.send_request(&upstream, outcome_guard.as_ref(), &timed_attempt, body).await {
             Ok(Some(stream)) => {
                 Some(HedgeResponse { upstream, outcome_guard, stream, timed_attempt, retry_slot })
@@ -313,16 +323,18 @@ impl HedgedAttempt<'_> {
 
     /// Picks an endpoint with a sidecar, other than that of the first attempt; `None` if there is none.
     fn pick_endpoint(&self) -> Option<Rc<Upstream>> {
-        let first = self.hedge_state.first.borrow().clone()?;
+        let first_endpoint = self.hedge_state.first_endpoint.borrow().clone()?;
         let Destination::Endpoints(priorities) = &self.resolved_route.destination else {
             return None;
         };
         let (cluster, hash_selection) =
             (self.resolved_route.cluster.as_deref(), self.resolved_route.hash_selection.as_ref());
         let upstream =
-            pick_endpoint(self.worker, priorities, cluster, hash_selection, Some(&first)).ok()?;
-        let is_usable =
-            upstream.endpoint.id != first && !upstream.is_plain() && !upstream.is_foreign();
+            pick_endpoint(self.worker, priorities, cluster, hash_selection, Some(&first_endpoint))
+                .ok()?;
+        let is_usable = upstream.endpoint.id != first_endpoint
+            && !upstream.is_plain()
+            && !upstream.uses_http1();
         is_usable.then_some(upstream)
     }
 
@@ -389,9 +401,9 @@ impl HedgedAttempt<'_> {
             true => grpc::equivalent_http_status(bytes, &head),
             false => head.status,
         };
-        let rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
+        let retry_rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let is_error = matches!(status, 429 | 500..) && !self.hedge_state.first_has_failed.get();
-        if is_error || rule.is_some_and(|rule| rule.codes.contains(&status)) {
+        if is_error || retry_rule.is_some_and(|retry_rule| retry_rule.codes.contains(&status)) {
             timed_attempt.record_response(status);
             let grpc = grpc::head_status(bytes, &head).map(GrpcStatus::code);
             return Err(EndpointResult::Response { status: head.status, grpc });

@@ -76,7 +76,7 @@ impl Exchange<'_, '_> {
     ) -> Result<TokenClaims, Failure> {
         let mut token_claims = TokenClaims::default();
         for rule in rules {
-            let before = token_claims.claims.len();
+            let old_count = token_claims.claims.len();
             // Headers with these names are set by this sidecar only.
             let forwarded_claims =
                 rule.rule.issuers.iter().flat_map(|issuer| &issuer.claim_to_headers);
@@ -85,7 +85,7 @@ impl Exchange<'_, '_> {
             }
             verify_all(&self.session.worker, rule, view, &mut token_claims)
                 .map_err(|error| token_rejection(rule, Some(error)))?;
-            if token_claims.claims.len() == before && rule.is_required(view) {
+            if token_claims.claims.len() == old_count && rule.is_required(view) {
                 return Err(token_rejection(rule, None));
             }
         }
@@ -110,7 +110,7 @@ fn verify_all(
         let Some(token) = find_token(location, view)? else { continue };
         // Two tokens could each contribute half of the claims that a rule requires.
         match &token_claims.token {
-            Some(first) if *first != *token => return Err(JwtError::Malformed),
+            Some(other_token) if *other_token != *token => return Err(JwtError::Malformed),
             Some(_) => {}
             None => token_claims.token = Some(token.clone().into_owned()),
         }
@@ -136,31 +136,31 @@ fn verify_all(
     Ok(())
 }
 
-/// Returns the token at a place. Two headers with equal or similar names are an error: an application may read
-/// the one that was not verified.
+/// Returns the token at a location of the request. Two headers with equal or similar names are an error: an
+/// application may read the one that was not verified.
 fn find_token<'a>(
     location: &JwtLocation,
     view: &'a RequestView<'_>,
 ) -> Result<Option<Cow<'a, str>>, JwtError> {
     match location {
         JwtLocation::Header { name, prefix } => {
-            let similar = view.fields.find_similar(name);
+            let joined_similar = view.fields.find_similar(name);
             let Some(value) = view.fields.first_value(name) else {
-                return if similar.is_none() { Ok(None) } else { Err(JwtError::Malformed) };
+                return if joined_similar.is_none() { Ok(None) } else { Err(JwtError::Malformed) };
             };
             let scheme = prefix.trim_end();
-            let bare = match value.get(..scheme.len()) {
+            let token_part = match value.get(..scheme.len()) {
                 Some(start) if start.eq_ignore_ascii_case(scheme) => value.get(scheme.len()..),
                 Some(_) | None => None,
             };
             // Any white space ends a scheme: applications may split there.
             let is_scheme_end =
-                |rest: &&str| scheme == prefix || rest.starts_with(char::is_whitespace);
-            let bare = bare.filter(is_scheme_end);
-            if similar.is_some_and(|joined| joined.len() != value.len()) {
+                |token_part: &&str| scheme == prefix || token_part.starts_with(char::is_whitespace);
+            let token_part = token_part.filter(is_scheme_end);
+            if joined_similar.is_some_and(|joined| joined.len() != value.len()) {
                 return Err(JwtError::Malformed);
             }
-            Ok(bare.map(|token| Cow::Owned(token.trim().to_owned())))
+            Ok(token_part.map(|token| Cow::Owned(token.trim().to_owned())))
         }
         JwtLocation::Query(name) => {
             let mut parameters = similar_parameters(view.query.unwrap_or_default(), name);
@@ -193,12 +193,12 @@ fn forward_claims(
     }
     for forward in &issuer.claim_to_headers {
         // A comma inside an element would split it in two.
-        let texts = claim_values(claims, &forward.claim);
-        let texts: Vec<String> = match texts.as_slice() {
-            [_] => texts,
-            _ => texts.into_iter().filter(|text| !text.contains(',')).collect(),
+        let values = claim_values(claims, &forward.claim);
+        let values: Vec<String> = match values.as_slice() {
+            [_] => values,
+            _ => values.into_iter().filter(|text| !text.contains(',')).collect(),
         };
-        let value = texts.join(",");
+        let value = values.join(",");
         if !value.is_empty() && HeaderEdits::is_value(&value) {
             edits.remove.retain(|name| *name != forward.header);
             edits.set.retain(|set| set.name != forward.header);
@@ -214,7 +214,8 @@ fn add_removal(edits: &mut HeaderEdits, name: &str) {
     }
 }
 
-/// RFC 6750 §3: a client without a token learns the scheme, and no error code.
+/// Returns the failure of a request without a token, or with one that was not accepted. A client without a
+/// token learns the scheme, and no error code (RFC 6750 §3).
 fn token_rejection(rule: &CompiledJwtValidation, error: Option<JwtError>) -> Failure {
     let realm = &rule.policy.name;
     let (reason, value, body) = match error {
@@ -228,5 +229,5 @@ fn token_rejection(rule: &CompiledJwtValidation, error: Option<JwtError>) -> Fai
     let headers = vec![Header { name: "www-authenticate".to_owned(), value }];
     let response = Some(Arc::new(FixedResponse { status: None, body, headers }));
     let grpc = Some(GrpcStatus::from_http_status(reason.status()));
-    Failure { policy: Some(rule.policy_decision()), answer: response, grpc, ..reason.into() }
+    Failure { policy: Some(rule.policy_decision()), response, grpc, ..reason.into() }
 }

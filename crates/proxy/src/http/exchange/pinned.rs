@@ -15,9 +15,11 @@ use crate::upstream::{AttemptTarget, Checkout, ConnectWait, Http1Upstream};
 #[derive(Default)]
 pub(crate) struct PinnedConnections {
     pins: RefCell<Vec<PinnedConnection>>,
+    /// True if `pins` is not empty.
     is_used: Cell<bool>,
 }
 
+/// A connection reserved for one client, and its server.
 struct PinnedConnection {
     attempt_target: AttemptTarget,
     connection: Box<Http1Upstream>,
@@ -31,7 +33,7 @@ impl PinnedConnections {
 
     fn add_pin(&self, pin: PinnedConnection) {
         let mut pins = self.pins.borrow_mut();
-        if pins.len() >= MAX_PINS {
+        if pins.len() >= MAX_PINNED_CONNECTIONS {
             pins.remove(0);
         }
         pins.push(pin);
@@ -162,4 +164,4 @@ impl Exchange<'_, '_> {
 const PROXY_HEADERS: [&str; 3] = ["via", "forwarded", "x-forwarded-for"];
 /// The maximum number of pinned connections of one client: a client of the HTTP proxy may use several servers
 /// in turn.
-const MAX_PINS: usize = 4;
+const MAX_PINNED_CONNECTIONS: usize = 4;

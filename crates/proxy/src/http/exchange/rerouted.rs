@@ -29,7 +29,7 @@ impl Exchange<'_, '_> {
             sent: if self.progress.request_sent { SentPart::HeadOrMore } else { SentPart::Nothing },
             idempotent: retry::is_idempotent(request_target.method),
             body_replayable: !self.progress.body_taken || is_buffered,
-            response_started: self.started.get(),
+            response_started: self.response_started.get(),
             number: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
             alternatives: resolved_route.destination.endpoint_count().saturating_sub(1),
             waited: self.record.started.elapsed(),
@@ -64,19 +64,26 @@ impl Exchange<'_, '_> {
     ) -> Option<Outdated> {
         let Destination::Endpoints(priorities) = &resolved_route.destination else { return None };
         // The previous attempts, and the time that they took, were for other endpoints.
-        let first = FailedAttempt {
+        let first_attempt = FailedAttempt {
             number: 0,
             waited: Duration::ZERO,
             ..self.failed_attempt(request_target, resolved_route)
         };
-        let rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
+        let retry_rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let may_repeat_attempt = match reason {
-            Reason::NoEndpoint => !first.response_started,
+            Reason::NoEndpoint => !first_attempt.response_started,
             // The connection was not used.
-            Reason::WrongIdentity => !first.response_started && first.sent == SentPart::Nothing,
+            Reason::WrongIdentity => {
+                !first_attempt.response_started && first_attempt.sent == SentPart::Nothing
+            }
             // The sidecar of the endpoint did not process it.
-            Reason::UnknownService => !first.response_started && first.body_replayable,
-            reason => rule.is_none_or(|rule| rule.attempts > 0) && retry::may_retry(reason, &first),
+            Reason::UnknownService => {
+                !first_attempt.response_started && first_attempt.body_replayable
+            }
+            reason => {
+                retry_rule.is_none_or(|retry_rule| retry_rule.attempts > 0)
+                    && retry::may_retry(reason, &first_attempt)
+            }
         };
         if !may_repeat_attempt || self.needs_pinned_connection() {
             return None;
@@ -99,7 +106,7 @@ impl Exchange<'_, '_> {
     ) -> Result<(), Failure> {
         let (worker, request) = (&self.session.worker, self.request);
         while let Some(service) = self.record.subject.service.clone() {
-            let newer_endpoint = worker.endpoint_expected(&service, outdated, self.record.started);
+            let newer_endpoint = worker.wait_for_endpoint(&service, outdated, self.record.started);
             if !self.while_client_connected(newer_endpoint).await? {
                 break;
             }
@@ -129,7 +136,7 @@ impl Exchange<'_, '_> {
                 None => reason.into(),
             };
             match self.detect_outdated(reason, &request_target, &resolved_route) {
-                Some(newer) => outdated = newer,
+                Some(newly_outdated) => outdated = newly_outdated,
                 None => break,
             }
         }
@@ -143,14 +150,15 @@ impl Exchange<'_, '_> {
         resolved_route: &ResolvedRoute,
     ) -> Result<(), Reason> {
         let actions = self.actions.clone();
-        let rule = actions.as_ref().and_then(|actions| actions.retry.as_ref());
+        let retry_rule = actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let limit: Option<AttemptLimit> =
             actions.as_ref().and_then(|actions| actions.attempt_limit);
-        let limit = limit.filter(|_| !self.request.upgrade).map(|limit| (limit, self.started));
+        let limit =
+            limit.filter(|_| !self.request.upgrade).map(|limit| (limit, self.response_started));
         let mut previous = None;
         loop {
             let outcome = {
-                let _abandoned = limit.map(|_| cancel::AttemptScope);
+                let _attempt_scope = limit.map(|_| cancel::AttemptScope);
                 let attempt = self.send_attempt(request_target, resolved_route, &mut previous);
                 match limit {
                     None => attempt.await,
@@ -161,19 +169,20 @@ impl Exchange<'_, '_> {
             if reason == Reason::AttemptTimeout {
                 self.end_attempt(outcome);
             }
-            let is_retried = match rule {
+            let is_retried = match retry_rule {
                 None => {
                     retry::may_retry(reason, &self.failed_attempt(request_target, resolved_route))
                         && self.retry_slot.try_claim(resolved_route.cluster.as_deref())
                 }
-                Some(rule) => {
-                    self.wait_for_policy_retry(rule, reason, request_target, resolved_route).await
+                Some(retry_rule) => {
+                    self.wait_for_policy_retry(retry_rule, reason, request_target, resolved_route)
+                        .await
                 }
             };
             if !is_retried {
                 return Err(reason);
             }
-            self.prepare_next_attempt(rule.is_none());
+            self.prepare_next_attempt(retry_rule.is_none());
         }
     }
 }

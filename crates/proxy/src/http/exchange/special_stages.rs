@@ -49,7 +49,7 @@ impl Exchange<'_, '_> {
         edits: Option<&FieldEdits>,
     ) -> Result<(), Failure> {
         self.record.head.status.set(status);
-        self.started.set(true);
+        self.response_started.set(true);
         if !self.body.is_complete() || self.session.worker.is_leaving() {
             self.responder.close_after();
         }
@@ -60,7 +60,7 @@ impl Exchange<'_, '_> {
             fields: &fields,
             text: "",
             edits,
-            rejects: false,
+            is_rejection: false,
             to_sidecar: false,
         };
         match response.send(self.responder, true).await {
@@ -77,11 +77,11 @@ impl Exchange<'_, '_> {
         resolved_route: &ResolvedRoute,
     ) -> Option<Vec<(&'static str, String)>> {
         let edits = resolved_route.actions.as_ref().map(|actions| &actions.response);
-        let no_edits = FieldEdits::default();
+        let empty_edits = FieldEdits::default();
         match apply_cors(
             cors,
             &self.request.request_view(request_target),
-            edits.unwrap_or(&no_edits),
+            edits.unwrap_or(&empty_edits),
         )? {
             CrossOrigin::Preflight(fields) => Some(fields),
             CrossOrigin::Actual(edits) => {
@@ -127,18 +127,18 @@ impl Exchange<'_, '_> {
         let actions = resolved_route.actions.as_deref().map(CompiledActions::for_mirrors);
         let mut request_target = self.request.parse_target_any_scheme().ok()?;
         if let Some(target) = actions
-            .and_then(|rule| rule.rewritten_target(request_target.path, request_target.query))
+            .and_then(|actions| actions.rewritten_target(request_target.path, request_target.query))
         {
             request_target.origin = Some(Cow::Owned(target));
         }
         let head = self.link_head(&request_target, actions);
-        let copies = PendingMirrors::new(worker, &resolved_route.config, backends, head);
+        let mirrors = PendingMirrors::new(worker, &resolved_route.config, backends, head);
         if self.body.is_empty() {
-            copies.send_all(Some(Vec::new()));
+            mirrors.send_all(Some(Vec::new()));
             return None;
         }
         self.buffer_body().retain_to_end();
-        Some(copies)
+        Some(mirrors)
     }
 
     /// Returns the body for copies, if all of it was buffered.
@@ -155,8 +155,9 @@ impl Exchange<'_, '_> {
     ) -> BytesMut {
         let mut head = BytesMut::new();
         let context = self.span().map(PropagatedHeaders::from_span);
-        let added = self.added_headers(context.as_ref());
-        let edits = request_edits(self, request_target, actions, Framing::OutOfBand, &added);
+        let added_headers = self.added_headers(context.as_ref());
+        let edits =
+            request_edits(self, request_target, actions, Framing::OutOfBand, &added_headers);
         write_request(&self.request.bytes, self.request.head, &edits, &mut head);
         head
     }
@@ -195,14 +196,15 @@ impl Exchange<'_, '_> {
         let caller = &resolved_route.config.compiled.snapshot.config.account;
         let view = self.request.request_view(request_target);
         let random = &mut || worker.random_number();
-        let injected = traffic_policy
+        let injected_faults = traffic_policy
             .faults
             .as_ref()
             .and_then(|faults| faults.select_faults(&view, caller, random));
-        let Some(InjectedFaults { policy, rule, delay, abort, match_slot: slot }) = injected else {
+        let Some(InjectedFaults { policy, rule, delay, abort, match_slot: slot }) = injected_faults
+        else {
             return Ok(());
         };
-        let decision = PolicyDecision::service_policy(policy, rule, slot);
+        let decision = PolicyDecision::from_service_policy(policy, rule, slot);
         rule_matches::count_policy(&worker.shard, &decision);
         if let Some(delay) = delay {
             worker.shard.add(Count::FaultDelays, 1);

@@ -17,7 +17,7 @@ use crate::upstream::AttemptTarget;
 /// # Errors
 /// `bad-request` for requests that HTTP/2 cannot express, `unsupported` for an upgrade that offers a choice of
 /// protocols, `head-too-large` if rules enlarge it too much.
-pub(super) fn http2_request(
+pub(super) fn build_http2_request(
     exchange: &Exchange<'_, '_>,
     request_target: &ParsedTarget<'_>,
     attempt_target: &AttemptTarget,
@@ -26,7 +26,7 @@ pub(super) fn http2_request(
         AttemptTarget::Application(_) => {
             let target = exchange.request.head.target.slice_in(&exchange.request.bytes);
             let target = request_target.origin.as_deref().or(std::str::from_utf8(target).ok());
-            let mut request_head = http2_head(
+            let mut request_head = build_http2_head(
                 exchange.request,
                 "http",
                 attempt_target,
@@ -49,14 +49,14 @@ pub(super) fn http2_request(
         // Rules are applied in one place: the head is written as for a link, and parsed as at the end of one.
         AttemptTarget::Upstream(upstream) => {
             let context = exchange.span().map(PropagatedHeaders::from_span);
-            let added = exchange.added_headers(context.as_ref());
+            let added_headers = exchange.added_headers(context.as_ref());
             let mut bytes = BytesMut::new();
             let edits = request_edits(
                 exchange,
                 request_target,
                 exchange.actions.as_deref(),
                 Framing::OutOfBand,
-                &added,
+                &added_headers,
             );
             write_request(&exchange.request.bytes, exchange.request.head, &edits, &mut bytes);
             let mut head = exchange.session.worker.request_heads.take_object();
@@ -71,12 +71,12 @@ pub(super) fn http2_request(
             let target = std::str::from_utf8(target).unwrap_or_default();
             let is_plain = upstream.endpoint.account.is_none();
             let scheme = if is_plain { "http" } else { "https" };
-            http2_head(&request, scheme, attempt_target, request_target.authority, target)
+            build_http2_head(&request, scheme, attempt_target, request_target.authority, target)
         }
     }
 }
 
-fn http2_head(
+fn build_http2_head(
     request: &Request<'_>,
     scheme: &str,
     attempt_target: &AttemptTarget,
@@ -86,7 +86,7 @@ fn http2_head(
     let address = attempt_target.address().to_string();
     let authority = if authority.is_empty() { &address } else { authority };
     match request.upgrade {
-        true => connect::from_upgrade(request, scheme, authority, target),
-        false => head::request_to(&request.bytes, request.head, scheme, authority, target),
+        true => connect::build_connect_request(request, scheme, authority, target),
+        false => head::request_to_http2(&request.bytes, request.head, scheme, authority, target),
     }
 }

@@ -15,8 +15,8 @@ use leno_wire::link::ResetCode;
 use crate::http2::client::is_unprocessed;
 use crate::http2::head;
 
-/// The remaining budget of interim heads of one response. Flow control does not apply to heads: the HTTP/2
-/// codec queues any number of them for a client that does not read.
+/// The remaining bytes of interim heads that one response may have. Flow control does not apply to heads: the
+/// HTTP/2 codec queues any number of them for a client that does not read.
 pub(super) struct InterimBudget(usize);
 
 impl InterimBudget {
@@ -29,7 +29,7 @@ impl InterimBudget {
     /// # Errors
     /// `upstream-malformed` if the budget is exhausted.
     pub(super) fn spend_head(&mut self, head: &[u8]) -> Result<(), Reason> {
-        let remaining = self.0.checked_sub(head.len() + INTERIM_COST);
+        let remaining = self.0.checked_sub(head.len() + INTERIM_OVERHEAD_BYTES);
         self.0 = remaining.ok_or(Reason::UpstreamMalformed)?;
         Ok(())
     }
@@ -39,7 +39,7 @@ impl InterimBudget {
 pub(crate) struct PendingResponse {
     response: ResponseFuture,
     /// Interim heads that arrived during other work, in HTTP/1.1 format.
-    received: VecDeque<Bytes>,
+    received_interim: VecDeque<Bytes>,
     budget: InterimBudget,
 }
 
@@ -52,7 +52,7 @@ pub(crate) enum Http2ResponseHead {
 
 impl PendingResponse {
     pub(crate) fn new(response: ResponseFuture) -> Self {
-        Self { response, received: VecDeque::new(), budget: InterimBudget::new() }
+        Self { response, received_interim: VecDeque::new(), budget: InterimBudget::new() }
     }
 
     /// Returns the next head.
@@ -62,7 +62,7 @@ impl PendingResponse {
     pub(crate) async fn next(&mut self) -> Result<Http2ResponseHead, MissingResponse> {
         poll_fn(|cx| {
             self.poll_interim(cx)?;
-            if let Some(interim) = self.received.pop_front() {
+            if let Some(interim) = self.received_interim.pop_front() {
                 return Poll::Ready(Ok(Http2ResponseHead::Interim(interim)));
             }
             Pin::new(&mut self.response).poll(cx).map_err(MissingResponse::from).map_ok(
@@ -97,7 +97,7 @@ impl PendingResponse {
         while let Poll::Ready(Some(Ok(interim))) = self.response.poll_informational(cx) {
             let bytes = head::response_to_http1(&interim.into_parts().0);
             self.budget.spend_head(&bytes)?;
-            self.received.push_back(bytes);
+            self.received_interim.push_back(bytes);
         }
         Ok(())
     }
@@ -123,7 +123,7 @@ impl From<h2::Error> for MissingResponse {
             _ => Reason::UpstreamReset,
         };
         let code = error.reason().filter(|_| error.is_reset() && error.is_remote());
-        Self { reason, reset: code.map(|code| ResetCode::of_http2(code.into())) }
+        Self { reason, reset: code.map(|code| ResetCode::from_http2(code.into())) }
     }
 }
 
@@ -131,4 +131,4 @@ impl From<h2::Error> for MissingResponse {
 /// head of that size and for trailers behind them (`docs/link.md`, *Limits*).
 const MAX_INTERIM_BYTES: usize = leno_wire::http1::MAX_HEAD_BYTES;
 /// The overhead that each head adds to its size, as a codec stores it; this limits their number to about 200.
-const INTERIM_COST: usize = 256;
+const INTERIM_OVERHEAD_BYTES: usize = 256;

@@ -63,7 +63,7 @@ impl ResponsePath<'_, '_> {
             return Box::pin(self.forward_upstream(bytes, head, source)).await;
         }
         self.record.head.status.set(head.status);
-        self.started.set(true);
+        self.response_started.set(true);
         let bodiless = source.is_empty();
         let mut sink = self
             .responder

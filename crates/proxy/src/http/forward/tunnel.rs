@@ -27,12 +27,12 @@ pub(super) async fn forward_client(
     sending: &Cell<RequestBodyState>,
 ) -> Result<(), PumpError> {
     let upstream = TunnelUpstream::from_sink(sink);
-    let forwarded = async {
+    let forward = async {
         forward_body(body, sink, PauseLimit::Unlimited, recorder).await?;
         sink.end_direction().await
     };
-    let abandoned = async {
-        resolved_when(|| sending.get() == RequestBodyState::HalfClosed).await;
+    let wait_for_abandonment = async {
+        wait_for_condition(|| sending.get() == RequestBodyState::HalfClosed).await;
         let max_wait = session.worker.config.limits.idle_connection;
         tokio::select! {
             () = upstream.wait_until_gone() => {}
@@ -41,8 +41,8 @@ pub(super) async fn forward_client(
     };
     tokio::select! {
         biased;
-        forwarded = forwarded => forwarded,
-        () = abandoned => Err(PumpError::Sink),
+        forward = forward => forward,
+        () = wait_for_abandonment => Err(PumpError::Sink),
     }
 }
 
@@ -57,7 +57,7 @@ impl ResponsePath<'_, '_> {
         self.sending.set(RequestBodyState::Tunnel);
         self.record.count_stream();
         self.record.head.status.set(head.status);
-        self.started.set(true);
+        self.response_started.set(true);
         let mut sink = self
             .responder
             .start(bytes, head, self.edits, self.affinity_field, false)
@@ -81,7 +81,7 @@ impl ResponsePath<'_, '_> {
         };
         tokio::select! {
             biased;
-            () = resolved_when(is_over) => Ok(()),
+            () = wait_for_condition(is_over) => Ok(()),
             never = upstream_end => never,
         }
     }
@@ -103,11 +103,11 @@ impl ResponsePath<'_, '_> {
 }
 
 /// Resolves once `condition` returns true; its result changes only while the same task is polled.
-async fn resolved_when(condition: impl Fn() -> bool) {
+async fn wait_for_condition(condition: impl Fn() -> bool) {
     poll_fn(|_| if condition() { Poll::Ready(()) } else { Poll::Pending }).await;
 }
 
-/// The upstream of an upgraded connection, apart from the bytes to it.
+/// The upstream of an upgraded connection, to detect that it is gone.
 enum TunnelUpstream<'a> {
     Http1(Io),
     Link(&'a LinkStream),

@@ -24,9 +24,9 @@ pub(super) async fn resend_unprocessed(
     exchange: &mut Exchange<'_, '_>,
     request_target: &ParsedTarget<'_>,
     attempt_target: &AttemptTarget,
-    refused: Http2Checkout,
+    refused_checkout: Http2Checkout,
 ) -> Result<(), Reason> {
-    let (mut checkout, mut refusals) = (refused, Refusals::default());
+    let (mut checkout, mut refusals) = (refused_checkout, Refusals::default());
     loop {
         let is_reset = exchange.progress.reset.get().is_some();
         refusals.record(is_reset);
@@ -58,13 +58,13 @@ impl Refusals {
         self.resets += u32::from(is_reset);
     }
 
-    /// True if there have been too many. A server that refuses the request and processes others may refuse this
-    /// request only: a retry, at another endpoint if possible, takes precedence over further attempts at this
-    /// one.
+    /// True if there have been too many refusals. A server that refuses the request and processes others may
+    /// refuse this request only: a retry, at another endpoint if possible, takes precedence over further
+    /// attempts at this one.
     fn exceed_limit(&self, exchange: &Exchange<'_, '_>) -> bool {
-        let rule = exchange.actions.as_ref().and_then(|actions| actions.retry.as_ref());
-        let attempts = rule.map_or(retry::MAX_RETRIES, |rule| rule.attempts);
-        let is_last = exchange.record.retries >= u32::from(attempts);
+        let retry_rule = exchange.actions.as_ref().and_then(|actions| actions.retry.as_ref());
+        let max_attempts = retry_rule.map_or(retry::MAX_RETRIES, |retry_rule| retry_rule.attempts);
+        let is_last = exchange.record.retries >= u32::from(max_attempts);
         self.total > MAX_REFUSALS || (self.resets > MAX_RESETS && !is_last)
     }
 }
@@ -73,7 +73,9 @@ impl Refusals {
 fn is_final(exchange: &Exchange<'_, '_>) -> bool {
     let is_whole = !exchange.progress.body_taken
         || exchange.retry_buffer.as_ref().is_some_and(|buffer| !buffer.is_lost());
-    exchange.started.get() || !is_whole || exchange.record.started.elapsed() > MAX_TIME
+    exchange.response_started.get()
+        || !is_whole
+        || exchange.record.started.elapsed() > MAX_RESEND_TIME
 }
 
 /// Returns a connection to the same endpoint, with the request rewound to its first byte.
@@ -106,8 +108,8 @@ async fn rewind_and_acquire(
     }
 }
 
-/// The time limit for sending a request without a deadline again.
-const MAX_TIME: Duration = Duration::from_secs(30);
+/// The maximum age of a request that is sent again.
+const MAX_RESEND_TIME: Duration = Duration::from_secs(30);
 /// The maximum number of refusals of one request in one attempt. A server that closes each connection after a
 /// few streams refuses the others of a burst several times.
 const MAX_REFUSALS: u32 = 64;

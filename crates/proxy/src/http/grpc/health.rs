@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use prost::{DecodeError, Message};
 
-/// The path of its method `Check`.
+/// The path of the method `Check` of the health service.
 pub(crate) const METHOD: &str = "/grpc.health.v1.Health/Check";
 
 /// Returns the length-prefixed health check request for a service; for the whole server if empty.
@@ -29,5 +29,5 @@ struct HealthCheckResponse {
     status: i32,
 }
 
-/// The only healthy status.
+/// The status of a service that serves; all others are unhealthy.
 const SERVING: i32 = 1;

@@ -60,8 +60,9 @@ pub(crate) async fn exchange_over_http1(
     Ok(head.status)
 }
 
-/// Sends a complete request over HTTP/2, again as long as the server refuses its stream and processes others.
-/// Reads the response to its end, and returns its status. `cluster`: the policies that limit the request.
+/// Sends a complete request over HTTP/2, and repeats it while the server refuses its stream and processes
+/// others. Reads the response to its end, and returns its status. `cluster`: the policies that limit the
+/// request.
 pub(crate) async fn exchange_over_http2(
     worker: &Rc<Worker>,
     upstream: &Rc<Upstream>,
@@ -71,7 +72,7 @@ pub(crate) async fn exchange_over_http2(
     body: Vec<BodyPiece>,
 ) -> Result<u16, Reason> {
     loop {
-        let request = http2_head(worker, upstream, &bytes)?;
+        let request = build_http2_head(worker, upstream, &bytes)?;
         let is_reset = match exchange_on_stream(worker, &mut checkout, request, body.clone()).await
         {
             Err(MissingResponse { reason: Reason::UpstreamRefused, reset }) => reset.is_some(),
@@ -80,12 +81,12 @@ pub(crate) async fn exchange_over_http2(
         if !checkout.wait_to_repeat(is_reset).await {
             return Err(Reason::UpstreamRefused);
         }
-        let next = upstream.acquire(worker, None, ConnectWait::Whole);
-        let next = match cluster {
-            None => next.await?,
-            Some(cluster) => cluster.wait_for_connection(next).await?,
+        let next_checkout = upstream.acquire(worker, None, ConnectWait::Whole);
+        let next_checkout = match cluster {
+            None => next_checkout.await?,
+            Some(cluster) => cluster.wait_for_connection(next_checkout).await?,
         };
-        checkout = match next {
+        checkout = match next_checkout {
             Checkout::Http2(checkout) => checkout,
             // The endpoint has switched to another protocol.
             Checkout::Link(_) | Checkout::Http1(_) => return Err(Reason::UpstreamRefused),
@@ -94,7 +95,7 @@ pub(crate) async fn exchange_over_http2(
 }
 
 /// Returns the head of a request in HTTP/2 format.
-fn http2_head(
+fn build_http2_head(
     worker: &Worker,
     upstream: &Upstream,
     bytes: &Bytes,
@@ -108,7 +109,13 @@ fn http2_head(
     let authority =
         if request_target.authority.is_empty() { &address } else { request_target.authority };
     let scheme = if upstream.is_plain() { "http" } else { "https" };
-    head::request_to(&request.bytes, request.head, scheme, authority, target.unwrap_or_default())
+    head::request_to_http2(
+        &request.bytes,
+        request.head,
+        scheme,
+        authority,
+        target.unwrap_or_default(),
+    )
 }
 
 /// Sends a complete request on one HTTP/2 stream, and reads the response to its end. Returns its status.
@@ -144,10 +151,10 @@ fn parse_request(head: &mut RequestHead, bytes: &[u8]) -> Result<(), Reason> {
 }
 
 async fn send_body(mut sink: BodySink<'_>, body: Vec<BodyPiece>) -> Result<(), Reason> {
-    let mut remaining = body.len();
+    let mut remaining_pieces = body.len();
     for piece in body {
-        remaining -= 1;
-        sink.push(piece, remaining == 0).await.map_err(|_| Reason::UpstreamReset)?;
+        remaining_pieces -= 1;
+        sink.push(piece, remaining_pieces == 0).await.map_err(|_| Reason::UpstreamReset)?;
     }
     sink.finish_body(true).await.map_err(|_| Reason::UpstreamReset)
 }

@@ -13,8 +13,8 @@ use tokio::sync::{Mutex, Notify};
 use tokio::time::{sleep, timeout};
 
 use super::{
-    FEW_STREAMS, Http2Checkout, Http2Connection, Http2Pool, MAX_CONNECTIONS, MAX_SHORT_CONNECTIONS,
-    connect_http2,
+    Http2Checkout, Http2Connection, Http2Pool, MAX_CONNECTIONS, MAX_SHORT_CONNECTIONS,
+    SHORT_CONNECTION_STREAMS, connect_http2,
 };
 use crate::io::Io;
 use crate::upstream::connect;
@@ -23,7 +23,8 @@ use crate::worker::Worker;
 /// The requests that wait for room, in order of arrival. The first one gets the next slot.
 #[derive(Default)]
 pub(super) struct PendingQueue {
-    first: Mutex<()>,
+    /// Held by the first request in the queue.
+    turn: Mutex<()>,
     length: Cell<usize>,
 }
 
@@ -53,11 +54,11 @@ pub(super) struct ConnectionAttempts {
     ended: Notify,
 }
 
-/// A failed attempt.
+/// A failed attempt to open a connection.
 #[derive(Clone, Copy)]
 struct FailedConnect {
     reason: Reason,
-    at: Instant,
+    failed_at: Instant,
     /// The time limit of the attempt.
     max_wait: Duration,
 }
@@ -67,7 +68,7 @@ struct StreamRequest<'a> {
     address: SocketAddr,
     worker: &'a Rc<Worker>,
     max_wait: Duration,
-    since: Instant,
+    waiting_since: Instant,
 }
 
 impl Http2Pool {
@@ -86,20 +87,21 @@ impl Http2Pool {
         worker: &Rc<Worker>,
         max_wait: Duration,
     ) -> Result<Http2Checkout, Reason> {
-        if let Some(ready) = self.acquire_ready() {
+        if let Some(checkout) = self.acquire_ready() {
             worker.shard.add(Count::CheckoutReused, 1);
-            return Ok(ready);
+            return Ok(checkout);
         }
-        let request = StreamRequest { address, worker, max_wait, since: Instant::now() };
+        let request = StreamRequest { address, worker, max_wait, waiting_since: Instant::now() };
         let queue = &self.open.queue;
-        let _queued = QueuePosition::join_queue(queue);
-        let first = async {
-            let first = queue.first.lock().await;
-            (first, self.wait_for_room().await)
+        let _queue_position = QueuePosition::join_queue(queue);
+        let wait_for_turn = async {
+            let turn = queue.turn.lock().await;
+            (turn, self.wait_for_room().await)
         };
-        let (_first, room) = timeout(max_wait, first).await.map_err(|_| self.timeout_reason())?;
-        match room {
-            Some(ready) => Ok(ready),
+        let (_turn, checkout) =
+            timeout(max_wait, wait_for_turn).await.map_err(|_| self.timeout_reason())?;
+        match checkout {
+            Some(checkout) => Ok(checkout),
             None => timeout(max_wait, self.acquire_on_any(request))
                 .await
                 .map_err(|_| self.timeout_reason())?,
@@ -121,21 +123,24 @@ impl Http2Pool {
         mut request: StreamRequest<'_>,
     ) -> Result<Http2Checkout, Reason> {
         loop {
-            if let Some(room) = self.wait_for_room().await {
-                return Ok(room);
+            if let Some(checkout) = self.wait_for_room().await {
+                return Ok(checkout);
             }
             let attempts = &self.open.attempts;
             let failure = attempts.failure.get();
-            let shared = failure.filter(|failure| request.shares_failure(failure));
-            let has_failed = failure.is_some_and(|failure| failure.at.elapsed() < FAILURE_PAUSE);
-            if self.is_open() && (has_failed || shared.is_some()) {
-                if let Ok(Some(room)) = timeout(FAILURE_PAUSE, self.room_on_open()).await {
-                    return Ok(room);
+            let shared_failure = failure.filter(|failure| request.shares_failure(failure));
+            let has_failed =
+                failure.is_some_and(|failure| failure.failed_at.elapsed() < FAILURE_PAUSE);
+            if self.is_open() && (has_failed || shared_failure.is_some()) {
+                if let Ok(Some(checkout)) =
+                    timeout(FAILURE_PAUSE, self.wait_for_room_on_open()).await
+                {
+                    return Ok(checkout);
                 }
-                request.since = Instant::now();
+                request.waiting_since = Instant::now();
                 continue;
             }
-            match shared {
+            match shared_failure {
                 Some(failure) if attempts.in_progress.get() == 0 => return Err(failure.reason),
                 Some(_) => {}
                 None => self.open_connections(&request),
@@ -143,7 +148,7 @@ impl Http2Pool {
             tokio::select! {
                 biased;
                 () = attempts.ended.notified() => {}
-                Some(room) = self.room_on_open() => return Ok(room),
+                Some(checkout) = self.wait_for_room_on_open() => return Ok(checkout),
             }
         }
     }
@@ -151,7 +156,7 @@ impl Http2Pool {
     /// Opens further connections, each in a separate task.
     fn open_connections(&self, request: &StreamRequest<'_>) {
         let in_progress = &self.open.attempts.in_progress;
-        while in_progress.get() < self.attempts_max() {
+        while in_progress.get() < self.max_concurrent_attempts() {
             in_progress.set(in_progress.get() + 1);
             request.worker.shard.add(Count::CheckoutOpened, 1);
             // The task ends by itself, soon: with a connection or without.
@@ -174,47 +179,49 @@ impl Http2Pool {
         let result = timeout(max_wait, connect_and_handshake(connect)).await;
         let result = result.unwrap_or(Err(Reason::ConnectTimeout));
         let failure = result.map(|sender| self.add_connection(sender, None)).err();
-        let failure = failure.map(|reason| FailedConnect { reason, at: Instant::now(), max_wait });
+        let failure =
+            failure.map(|reason| FailedConnect { reason, failed_at: Instant::now(), max_wait });
         let ConnectionAttempts { in_progress, failure: last_failure, ended } = &self.open.attempts;
         last_failure.set(failure);
         in_progress.set(in_progress.get() - 1);
         ended.notify_waiters();
     }
 
-    /// The maximum number of concurrent attempts. If a connection takes few streams, sequential attempts would
-    /// be slower than the server.
-    fn attempts_max(&self) -> usize {
+    /// Returns the maximum number of concurrent attempts. If a connection takes few streams, sequential
+    /// attempts would be slower than the server.
+    fn max_concurrent_attempts(&self) -> usize {
         let streams_each = self.server.streams_per_connection.get();
-        if streams_each >= FEW_STREAMS {
+        if streams_each >= SHORT_CONNECTION_STREAMS {
             return 1;
         }
-        let needed =
+        let needed_connections =
             self.open.queue.length.get() / usize::try_from(streams_each).unwrap_or(1).max(1);
-        let available = MAX_SHORT_CONNECTIONS.saturating_sub(self.open.connections.borrow().len());
-        needed.min(available).clamp(1, MAX_ATTEMPTS_AT_ONCE)
+        let available_connections =
+            MAX_SHORT_CONNECTIONS.saturating_sub(self.open.connections.borrow().len());
+        needed_connections.min(available_connections).clamp(1, MAX_CONCURRENT_ATTEMPTS)
     }
 
     /// Returns a connection with room, as soon as there is one; `None` if another one may be opened.
     pub(crate) async fn wait_for_room(&self) -> Option<Http2Checkout> {
         loop {
-            if let Some(ready) = self.acquire_with_room() {
-                return Some(ready);
+            if let Some(checkout) = self.acquire_with_room() {
+                return Some(checkout);
             }
-            if self.open.connections.borrow().len() < self.connections_max() {
+            if self.open.connections.borrow().len() < self.max_connections() {
                 return None;
             }
-            if let Some(crowded) = self.acquire_where(Http2Connection::may_open) {
-                return Some(crowded);
+            if let Some(checkout) = self.acquire_where(Http2Connection::may_open) {
+                return Some(checkout);
             }
             self.server.room.notified().await;
         }
     }
 
     /// Returns a connection with room, as soon as one of the open ones has some; `None` if none is open.
-    pub(crate) async fn room_on_open(&self) -> Option<Http2Checkout> {
+    pub(crate) async fn wait_for_room_on_open(&self) -> Option<Http2Checkout> {
         loop {
-            if let Some(ready) = self.acquire_with_room() {
-                return Some(ready);
+            if let Some(checkout) = self.acquire_with_room() {
+                return Some(checkout);
             }
             if !self.is_open() {
                 return None;
@@ -223,9 +230,9 @@ impl Http2Pool {
         }
     }
 
-    /// The maximum number of connections; higher for a server that takes few streams on each.
-    fn connections_max(&self) -> usize {
-        match self.server.streams_per_connection.get() < FEW_STREAMS {
+    /// Returns the maximum number of connections; it is higher for a server that takes few streams on each.
+    fn max_connections(&self) -> usize {
+        match self.server.streams_per_connection.get() < SHORT_CONNECTION_STREAMS {
             true => MAX_SHORT_CONNECTIONS,
             false => MAX_CONNECTIONS,
         }
@@ -238,7 +245,7 @@ impl StreamRequest<'_> {
     fn shares_failure(&self, failure: &FailedConnect) -> bool {
         let had_time =
             failure.reason != Reason::ConnectTimeout || self.max_wait <= failure.max_wait;
-        failure.at >= self.since && had_time
+        failure.failed_at >= self.waiting_since && had_time
     }
 }
 
@@ -251,13 +258,13 @@ impl StreamRequest<'_> {
 pub(crate) async fn connect_and_handshake<Owner: 'static, Error: From<Reason>>(
     connect: impl AsyncFn() -> Result<(Io, Owner), Error>,
 ) -> Result<SendRequest<Bytes>, Error> {
-    let mut ended = 0;
+    let mut ended_count = 0;
     loop {
         let (io, owner) = connect().await?;
         match connect_http2(io, owner).await {
-            Err(Reason::ConnectFailed) if ended + 1 < MAX_HANDSHAKES => {
-                sleep(HANDSHAKE_PAUSE * ended).await;
-                ended += 1;
+            Err(Reason::ConnectFailed) if ended_count + 1 < MAX_HANDSHAKES => {
+                sleep(HANDSHAKE_PAUSE * ended_count).await;
+                ended_count += 1;
             }
             result => return result.map_err(Error::from),
         }
@@ -265,7 +272,7 @@ pub(crate) async fn connect_and_handshake<Owner: 'static, Error: From<Reason>>(
 }
 
 /// The maximum number of concurrent attempts to a server that takes few streams per connection.
-const MAX_ATTEMPTS_AT_ONCE: usize = 4;
+const MAX_CONCURRENT_ATTEMPTS: usize = 4;
 /// The maximum number of connections per attempt to a server that ends each of them before any stream. Several
 /// are normal for a server that is short of resources or restarts.
 const MAX_HANDSHAKES: u32 = 8;

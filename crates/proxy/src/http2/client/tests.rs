@@ -62,11 +62,11 @@ fn two_similar_goaways_in_a_row_set_a_stream_limit() {
         run(async {
             let app = start_application(|_, _| async {}).await;
             let pool = Http2Pool::default();
-            let early = acquire_stream(&pool, &app, None).await;
+            let concurrent_connection = acquire_stream(&pool, &app, None).await;
             acquire_stream(&pool, &app, None).await.connection.record_goaway(first);
             assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
             // Connections that were open at the same time may have ended for the same reason.
-            early.connection.record_goaway(first);
+            concurrent_connection.connection.record_goaway(first);
             assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
             acquire_stream(&pool, &app, None).await.connection.record_goaway(second);
             assert_eq!(pool.server.streams_per_connection.get(), limit, "{first} {second}");
@@ -88,7 +88,7 @@ fn a_connection_that_ends_before_any_stream_does_not_change_the_limit() {
         }
         for _ in 0..3 {
             acquire_stream(&pool, &app, None).await.connection.record_goaway(0);
-            assert_eq!((limit(), pool.server.unused.get()), (3, 1));
+            assert_eq!((limit(), pool.server.unused_connections.get()), (3, 1));
             let mut used = acquire_stream(&pool, &app, None).await;
             send_get(&mut used).await.unwrap();
             used.record_processed();
@@ -112,7 +112,7 @@ fn a_goaway_is_recorded_at_the_first_refused_stream() {
         let mut checkouts = vec![first];
         checkouts.extend((1..4).map(|_| Http2Checkout::new(connection.clone())));
         for (checkout, number) in checkouts.iter_mut().zip(0..) {
-            checkout.number = Some(number);
+            checkout.stream_index = Some(number);
         }
         let waits = checkouts.into_iter().rev().map(|checkout| {
             tokio::task::spawn_local(async move { checkout.wait_to_repeat(false).await })
@@ -120,8 +120,8 @@ fn a_goaway_is_recorded_at_the_first_refused_stream() {
         for wait in waits.collect::<Vec<_>>() {
             assert!(wait.await.unwrap());
         }
-        let ServerState { ended_after, unused, .. } = &*pool.server;
-        assert_eq!((ended_after.get(), unused.get()), (0, 1));
+        let ServerState { ended_after, unused_connections, .. } = &*pool.server;
+        assert_eq!((ended_after.get(), unused_connections.get()), (0, 1));
     });
 }
 

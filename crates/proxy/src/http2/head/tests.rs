@@ -40,7 +40,7 @@ proptest! {
         prop_assert_eq!(head.target.slice_in(&bytes), target.as_bytes());
         prop_assert_eq!(head.host.map(|host| host.slice_in(&bytes)), Some(host.as_bytes()));
 
-        let mut converted = request_to(&bytes, &head, "https", &host, &target).unwrap();
+        let mut converted = request_to_http2(&bytes, &head, "https", &host, &target).unwrap();
         prop_assert_eq!(converted.method(), &Method::from_bytes(method.as_bytes()).unwrap());
         prop_assert_eq!(converted.uri().to_string(), uri);
         // Fields that each hop sets itself, and those that RFC 9113 §8.2.3 permits to join.
@@ -59,7 +59,7 @@ proptest! {
         let mut head = ResponseHead::default();
         let parsed = head.parse(&bytes, RequestKind::default());
         prop_assert_eq!(parsed, Ok(Parsed::Complete(bytes.len())));
-        let converted = response_to(&bytes, &head).unwrap();
+        let converted = response_to_http2(&bytes, &head).unwrap();
         prop_assert_eq!(converted.status().as_u16(), status);
         prop_assert_eq!(converted.headers(), &fields);
     }
@@ -78,7 +78,7 @@ fn an_http2_head_contains_no_hop_by_hop_fields() {
                 upgrade: foo\r\nproxy-connection: close\r\nx-stays: 1\r\n\r\n";
     let mut head = RequestHead::default();
     assert_eq!(head.parse(text.as_bytes()), Ok(Parsed::Complete(text.len())));
-    let request = request_to(text.as_bytes(), &head, "http", "x", "/a").unwrap();
+    let request = request_to_http2(text.as_bytes(), &head, "http", "x", "/a").unwrap();
     let mut names: Vec<_> = request.headers().keys().map(HeaderName::as_str).collect();
     names.sort_unstable();
     assert_eq!(names, ["te", "x-stays"]);

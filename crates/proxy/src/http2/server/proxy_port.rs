@@ -29,9 +29,9 @@ pub(super) async fn reject_requests(
     let mut is_ending = false;
     let mut deadline = Instant::now() + session.worker.config.limits.head_timeout;
     loop {
-        let accepted = tokio::select! {
+        let accept_result = tokio::select! {
             biased;
-            accepted = timeout_at(deadline, connection.accept()) => accepted,
+            accept_result = timeout_at(deadline, connection.accept()) => accept_result,
             () = responded.notified(), if !is_ending => {
                 is_ending = true;
                 deadline = Instant::now() + SHUTDOWN_TIMEOUT;
@@ -39,7 +39,7 @@ pub(super) async fn reject_requests(
                 continue;
             }
         };
-        match accepted {
+        match accept_result {
             Ok(Some(Ok((request, respond)))) => {
                 let (session, responded) = (session.clone(), responded.clone());
                 tokio::task::spawn_local(async move {
@@ -48,8 +48,8 @@ pub(super) async fn reject_requests(
                     drain_body(&mut BodySource::Http2(ReceivedBody::new(body))).await;
                 });
             }
-            Ok(None) => return Http2ConnectionEnd::InOrder,
-            Ok(Some(Err(_))) | Err(_) => return Http2ConnectionEnd::Early,
+            Ok(None) => return Http2ConnectionEnd::Graceful,
+            Ok(Some(Err(_))) | Err(_) => return Http2ConnectionEnd::Abrupt,
         }
     }
 }

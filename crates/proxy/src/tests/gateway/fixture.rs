@@ -40,7 +40,7 @@ impl GatewayFixture {
         Self::with_limits(Setup::default().limits, meshed, protocol, plain).await
     }
 
-    /// The same with other limits.
+    /// Creates a gateway like [`Self::new`], with these limits.
     pub(super) async fn with_limits(
         limits: Limits,
         meshed: SocketAddr,
@@ -57,7 +57,7 @@ impl GatewayFixture {
         self.plain.1.borrow_mut().push(unmeshed_endpoint("plain-2", address));
     }
 
-    /// Makes these the ports of the gateway.
+    /// Replaces the ports of the gateway.
     pub(super) fn set_ports(&self, ports: Vec<(u16, GatewayPortRules)>) {
         let ports = ports.into_iter().map(|(port, serves)| GatewayPort { port, serves });
         let gateway = Gateway { name: "bookinfo/edge".parse().unwrap(), ports: ports.collect() };
@@ -171,7 +171,7 @@ pub(super) async fn connect_tls(
     TlsConnector::from(Arc::new(config)).connect(name, tcp).await
 }
 
-/// The server's end of such a session.
+/// Accepts a TLS session as a server with this certificate.
 pub(super) async fn accept_tls(
     tcp: TcpStream,
     certificate: &GatewayCertificate,

@@ -77,7 +77,7 @@ fn a_browser_stays_at_its_endpoint_with_and_without_a_sidecar() {
                 );
             }
             names.insert(first.body_text().to_owned());
-            // The other rule has a session of its own.
+            // The other rule has its own session.
             let at_another = safe.send_request(&get("/b", &cookie)).await;
             let (its_pair, attributes) =
                 at_another.field_value("set-cookie").unwrap().split_once("; ").unwrap();

@@ -60,7 +60,10 @@ fn each_name_has_its_own_certificate_and_requests_stay_in_their_session() {
             connect_tls(address, "a.com", &certificate2, &[]).await.is_err(),
             "the other certificate"
         );
-        assert!(connect_tls(address, "else.com", &certificate1, &[]).await.is_err(), "for nobody");
+        assert!(
+            connect_tls(address, "else.com", &certificate1, &[]).await.is_err(),
+            "no listener has this name"
+        );
         let mut client =
             Client::new(connect_tls(address, "b.a.com", &certificate2, &[]).await.unwrap());
         assert_eq!(client.send_request(&get("c.a.com")).await.status, 200);

@@ -23,8 +23,8 @@ pub(super) fn read_conditions(field: &Field<'_>) -> Option<Vec<FieldTest>> {
     Some(tests)
 }
 
-/// As [`read_conditions`], for headers. Header names are lower-case at run time, so a name with an upper-case
-/// letter never matches.
+/// Reads a map from header names to conditions. Header names are lower-case at run time, so the conditions of a name
+/// with an upper-case letter never match.
 pub(super) fn read_headers(field: &Field<'_>) -> Option<Vec<FieldTest>> {
     let mut tests = read_conditions(field)?;
     for test in &mut tests {
@@ -61,25 +61,25 @@ fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
         field.reject("has no operator", "use one such as `exact`");
         return None;
     };
-    let text = |relation| text_test(&value, relation, !is_case_sensitive);
-    let number = |relation| {
+    let read_text = |relation| read_text_test(&value, relation, !is_case_sensitive);
+    let read_number = |relation| {
         // A value that is not a 64-bit integer does not match.
         let bound = value.read_literal()?.parse().ok();
         Some(bound.map_or(ValueTest::Never, |bound| ValueTest::Number { relation, bound }))
     };
     match operator.as_str() {
-        "exact" => text(TextRelation::Exact),
-        "prefix" => text(TextRelation::Prefix),
-        "regex" => regex_test(&value, !is_case_sensitive),
-        "in" => text(TextRelation::In),
-        "noequ" => text(TextRelation::Not),
-        "noless" => number(NumberRelation::AtLeast),
-        "nogreater" => number(NumberRelation::AtMost),
-        "greater" => number(NumberRelation::Above),
-        "less" => number(NumberRelation::Below),
-        other => {
+        "exact" => read_text(TextRelation::Exact),
+        "prefix" => read_text(TextRelation::Prefix),
+        "regex" => read_regex_test(&value, !is_case_sensitive),
+        "in" => read_text(TextRelation::In),
+        "noequ" => read_text(TextRelation::Not),
+        "noless" => read_number(NumberRelation::AtLeast),
+        "nogreater" => read_number(NumberRelation::AtMost),
+        "greater" => read_number(NumberRelation::Above),
+        "less" => read_number(NumberRelation::Below),
+        unknown_operator => {
             value.reject(
-                format!("`{other}` is not an operator"),
+                format!("`{unknown_operator}` is not an operator"),
                 "use exact, regex, prefix, in, noEqu, noLess, noGreater, greater or less",
             );
             None
@@ -87,7 +87,11 @@ fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
     }
 }
 
-fn text_test(value: &Field<'_>, relation: TextRelation, ignore_case: bool) -> Option<ValueTest> {
+fn read_text_test(
+    value: &Field<'_>,
+    relation: TextRelation,
+    ignore_case: bool,
+) -> Option<ValueTest> {
     let texts = match (relation, value.value()) {
         (TextRelation::In, NodeValue::List(_)) => {
             value.read_each(MAX_CONDITIONS, Field::read_literal)
@@ -102,36 +106,36 @@ fn text_test(value: &Field<'_>, relation: TextRelation, ignore_case: bool) -> Op
 
 /// Reads a regular expression. To ignore case, Sermant lower-cases the expression and the value; the lower-case
 /// form is checked here. An invalid expression never matches.
-pub(super) fn regex_test(value: &Field<'_>, ignore_case: bool) -> Option<ValueTest> {
+pub(super) fn read_regex_test(value: &Field<'_>, ignore_case: bool) -> Option<ValueTest> {
     let text = value.read_literal()?;
     let compiled = if ignore_case { text.to_lowercase() } else { text.clone() };
-    match check_expression(value, &compiled)? {
-        Matchability::Yes => {
+    match check_regex(value, &compiled)? {
+        RegexValidity::Valid => {
             Some(ValueTest::Text { relation: TextRelation::Regex, texts: vec![text], ignore_case })
         }
-        Matchability::Never => Some(ValueTest::Never),
+        RegexValidity::NeverMatches => Some(ValueTest::Never),
     }
 }
 
-/// The result of checking an expression.
-pub(super) enum Matchability {
+/// The result of checking a regular expression.
+pub(super) enum RegexValidity {
     /// The expression is valid.
-    Yes,
+    Valid,
     /// The expression is invalid, and therefore never matches.
-    Never,
+    NeverMatches,
 }
 
 /// Checks an expression. One that no engine accepts never matches; one that only Java's engine accepts is rejected.
-pub(super) fn check_expression(field: &Field<'_>, text: &str) -> Option<Matchability> {
+pub(super) fn check_regex(field: &Field<'_>, text: &str) -> Option<RegexValidity> {
     let Err(reason) = pattern::check_pattern(text) else {
-        return Some(Matchability::Yes);
+        return Some(RegexValidity::Valid);
     };
     if MALFORMED_MESSAGES.iter().any(|message| reason.contains(message)) {
         field.warn(
             format!("{text:?} is not a regular expression ({reason}) and never matches"),
             "correct it",
         );
-        return Some(Matchability::Never);
+        return Some(RegexValidity::NeverMatches);
     }
     field.reject(
         format!("{text:?} cannot be used as Java would ({reason})"),
@@ -148,5 +152,5 @@ const MALFORMED_MESSAGES: &[&str] = &[
     "invalid character class range",
     "incomplete escape",
 ];
-/// Limit of conditions per name.
+/// Maximum number of conditions per name.
 const MAX_CONDITIONS: usize = 1024;

@@ -8,12 +8,12 @@ use leno_model::{
     TagSplit, TagTarget, TagValue, WeightUnit,
 };
 
-use super::condition::{Matchability, check_expression, read_conditions, read_headers};
-use super::warn_unknown;
+use super::condition::{RegexValidity, check_regex, read_conditions, read_headers};
+use super::warn_about_unknown_fields;
 use crate::field::{Field, MapFields};
 use crate::kinds::lane;
 
-/// The object that contains the rules.
+/// The location of the rules: the object that contains them.
 pub(super) struct RulesLocation<'a> {
     pub(super) name: &'a TagRouteName,
 }
@@ -31,8 +31,11 @@ pub(super) fn read_flow_rule(
     origin: RuleOrigin,
     precedence: i32,
 ) -> Option<Option<TagRule>> {
-    let fields = element.any_fields()?;
-    warn_unknown(element, &["precedence", "description", "match", "route", "fallback"]);
+    let fields = element.read_any_fields()?;
+    warn_about_unknown_fields(
+        element,
+        &["precedence", "description", "match", "route", "fallback"],
+    );
     let Some(split) = read_split(&fields, "route", ConsumerTag::Text)? else {
         return Some(None);
     };
@@ -43,25 +46,25 @@ pub(super) fn read_flow_rule(
     let mut from = CallerMatch::default();
     let mut matches = TagMatch { repeated: RepeatedHeader::First, ..TagMatch::default() };
     if let Some(field) = fields.find("match") {
-        let parts = field.any_fields()?;
-        reject_dubbo(&parts);
-        warn_ignored(
-            &parts,
+        let conditions = field.read_any_fields()?;
+        reject_dubbo_conditions(&conditions);
+        warn_about_ignored_fields(
+            &conditions,
             &["method", "protocol", "parameters", "cookie", "tags", "policy"],
             "flow",
         );
-        from.service = read_source(&parts, &origin.name.namespace)?;
-        matches.quorum = read_quorum(&parts)?;
-        if let Some(headers) = parts.find("headers") {
+        from.service = read_source(&conditions, &origin.name.namespace)?;
+        matches.quorum = read_quorum(&conditions)?;
+        if let Some(headers) = conditions.find("headers") {
             matches.headers = read_headers(headers)?;
         }
-        matches.stem = read_stem(&parts, &matches)?;
+        matches.stem = read_stem(&conditions, &matches)?;
     }
     Some(Some(TagRule {
         origin,
-        precedence,
+        priority: precedence,
         from,
-        matches,
+        request_match: matches,
         split,
         fallback: fallback.unwrap_or_default(),
         fallback_policy: vec![FallbackPolicy::Any],
@@ -74,16 +77,16 @@ pub(super) fn read_caller_rule(
     element: &Field<'_>,
     origin: RuleOrigin,
 ) -> Option<Option<CallerRule>> {
-    let fields = element.any_fields()?;
-    warn_unknown(element, &["precedence", "description", "match", "route"]);
+    let fields = element.read_any_fields()?;
+    warn_about_unknown_fields(element, &["precedence", "description", "match", "route"]);
     let Some(split) = read_split(&fields, "route", ConsumerTag::Caller)? else {
         return Some(None);
     };
     let mut from = CallerMatch::default();
     let (mut min_percent, mut min_total) = (0, 0);
     if let Some(field) = fields.find("match") {
-        let parts = field.any_fields()?;
-        let ignored = [
+        let conditions = field.read_any_fields()?;
+        let ignored_fields = [
             "method",
             "protocol",
             "parameters",
@@ -93,22 +96,23 @@ pub(super) fn read_caller_rule(
             "attachments",
             "args",
         ];
-        warn_ignored(&parts, &ignored, "tag");
-        from.service = read_source(&parts, &origin.name.namespace)?;
-        from.quorum = read_quorum(&parts)?;
-        if let Some(tags) = parts.find("tags") {
+        warn_about_ignored_fields(&conditions, &ignored_fields, "tag");
+        from.service = read_source(&conditions, &origin.name.namespace)?;
+        from.quorum = read_quorum(&conditions)?;
+        if let Some(tags) = conditions.find("tags") {
             from.tags = read_conditions(tags)?;
         }
-        if let Some(policy) = parts.find("policy") {
+        if let Some(policy) = conditions.find("policy") {
             let policy = policy.read_fields(&["triggerThreshold", "minAllInstances"])?;
-            let number = |key: &str| match policy.find(key) {
+            let read_number = |key: &str| match policy.find(key) {
                 Some(field) => field.read_number(0, i32::MAX.unsigned_abs()),
                 None => Some(0),
             };
-            (min_percent, min_total) = (number("triggerThreshold")?, number("minAllInstances")?);
+            (min_percent, min_total) =
+                (read_number("triggerThreshold")?, read_number("minAllInstances")?);
         }
     }
-    Some(Some(CallerRule { origin, from, split, min_percent, min_total, goes_on: false }))
+    Some(Some(CallerRule { origin, from, split, min_percent, min_total, continues: false }))
 }
 
 /// Reads a rule of the kind `lane`; no rules if it is ignored with a warning. A path that may be a literal or an
@@ -118,8 +122,8 @@ pub(super) fn read_lane_rule(
     origin: RuleOrigin,
     precedence: i32,
 ) -> Option<Vec<LaneRule>> {
-    let fields = element.any_fields()?;
-    warn_unknown(element, &["precedence", "description", "match", "route"]);
+    let fields = element.read_any_fields()?;
+    warn_about_unknown_fields(element, &["precedence", "description", "match", "route"]);
     let marks = read_marks(&fields)?;
     if marks.is_empty() {
         return Some(Vec::new());
@@ -127,38 +131,39 @@ pub(super) fn read_lane_rule(
     let mut matches = TagMatch { repeated: RepeatedHeader::First, ..TagMatch::default() };
     let mut paths = vec![PathMatch::Any];
     if let Some(field) = fields.find("match") {
-        let parts = field.any_fields()?;
-        reject_dubbo(&parts);
-        warn_ignored(&parts, &["cookie", "tags", "policy", "source", "fullMatch"], "lane");
-        if !is_http(&parts)? {
+        let conditions = field.read_any_fields()?;
+        reject_dubbo_conditions(&conditions);
+        let ignored_fields = ["cookie", "tags", "policy", "source", "fullMatch"];
+        warn_about_ignored_fields(&conditions, &ignored_fields, "lane");
+        if !is_http(&conditions)? {
             return Some(Vec::new());
         }
-        if let Some(method) = parts.find("method") {
+        if let Some(method) = conditions.find("method") {
             matches.methods = method_case_variants(method.read_text()?);
         }
-        if let Some(headers) = parts.find("headers") {
+        if let Some(headers) = conditions.find("headers") {
             matches.headers = read_headers(headers)?;
         }
-        if let Some(parameters) = parts.find("parameters") {
+        if let Some(parameters) = conditions.find("parameters") {
             matches.query = read_conditions(parameters)?;
         }
-        if let Some(path) = parts.find("path") {
+        if let Some(path) = conditions.find("path") {
             paths = read_lane_path(path)?;
         }
     }
     let to_rule = |path| LaneRule {
         origin: origin.clone(),
-        precedence,
-        matches: TagMatch { path, ..matches.clone() },
+        priority: precedence,
+        request_match: TagMatch { path, ..matches.clone() },
         marks: marks.clone(),
     };
     Some(paths.into_iter().map(to_rule).collect())
 }
 
-/// True if `protocol` is `http`; without it, or with another one, the rule never matches.
-fn is_http(parts: &MapFields<'_>) -> Option<bool> {
-    let Some(protocol) = parts.find("protocol") else {
-        parts
+/// True if `protocol` is `http`. Warns if `protocol` is absent or another one: the rule never matches then.
+fn is_http(conditions: &MapFields<'_>) -> Option<bool> {
+    let Some(protocol) = conditions.find("protocol") else {
+        conditions
             .map_field()
             .warn("has no `protocol`, so the rule never matches", "add `protocol: http`");
         return Some(false);
@@ -177,34 +182,34 @@ fn read_lane_path(field: &Field<'_>) -> Option<Vec<PathMatch>> {
         return Some(vec![PathMatch::Any]);
     }
     let mut paths = vec![PathMatch::Exact(text.clone())];
-    if matches!(check_expression(field, &text)?, Matchability::Yes) {
+    if matches!(check_regex(field, &text)?, RegexValidity::Valid) {
         paths.push(PathMatch::Regex(text));
     }
     Some(paths)
 }
 
 fn method_case_variants(method: &str) -> Vec<String> {
-    let mut literals =
+    let mut variants =
         vec![method.to_ascii_uppercase(), method.to_ascii_lowercase(), method.to_owned()];
-    literals.dedup();
-    literals
+    variants.dedup();
+    variants
 }
 
 fn read_marks(fields: &MapFields<'_>) -> Option<Vec<LaneMark>> {
     let mut marks = Vec::new();
     for route in read_routes(fields, "route")? {
-        let parts = route.any_fields()?;
-        warn_unknown(&route, &["weight", "tag-inject", "tags"]);
-        let weight = parts.find("weight");
-        let (Some(weight), Some(inject)) = (weight, parts.find("tag-inject")) else {
-            warn_dropped(&route, "a `weight` and `tag-inject`");
+        let route_fields = route.read_any_fields()?;
+        warn_about_unknown_fields(&route, &["weight", "tag-inject", "tags"]);
+        let weight = route_fields.find("weight");
+        let (Some(weight), Some(headers)) = (weight, route_fields.find("tag-inject")) else {
+            warn_about_incomplete_element(&route, "a `weight` and `tag-inject`");
             continue;
         };
         let percent = weight.read_number(0, i32::MAX.unsigned_abs())?;
-        marks.push(LaneMark { percent, headers: lane::read_headers(inject)? });
+        marks.push(LaneMark { percent, headers: lane::read_headers(headers)? });
     }
     if marks.is_empty() {
-        warn_dropped(fields.map_field(), "a `route`");
+        warn_about_incomplete_element(fields.map_field(), "a `route`");
     }
     Some(marks)
 }
@@ -218,7 +223,7 @@ enum ConsumerTag {
     Text,
 }
 
-/// Reads routes with tags and weights; `Some(None)` if no complete route is left.
+/// Reads routes with tags and weights; `Some(None)` if no route has both.
 fn read_split(
     fields: &MapFields<'_>,
     key: &str,
@@ -226,25 +231,25 @@ fn read_split(
 ) -> Option<Option<TagSplit>> {
     let mut targets = Vec::new();
     for route in read_routes(fields, key)? {
-        let parts = route.any_fields()?;
-        warn_unknown(&route, &["weight", "tags", "tag-inject"]);
-        let tags = match parts.find("tags") {
+        let route_fields = route.read_any_fields()?;
+        warn_about_unknown_fields(&route, &["weight", "tags", "tag-inject"]);
+        let tags = match route_fields.find("tags") {
             Some(field) => read_tags(field, consumer_tag)?,
             None => BTreeMap::new(),
         };
-        let uses_caller_tags = tags.values().any(|value| *value == TagValue::Callers);
-        let weight = match parts.find("weight") {
+        let uses_caller_tags = tags.values().any(|value| *value == TagValue::SameAsCaller);
+        let weight = match route_fields.find("weight") {
             _ if uses_caller_tags => Some(100),
             Some(field) => Some(field.read_number(0, i32::MAX.unsigned_abs())?),
             None => None,
         };
         match weight.filter(|_| !tags.is_empty()) {
             Some(weight) => targets.push(TagTarget { weight, set: TagSet::Any(tags) }),
-            None => warn_dropped(&route, "a `weight` and `tags`"),
+            None => warn_about_incomplete_element(&route, "a `weight` and `tags`"),
         }
     }
     if targets.is_empty() {
-        warn_dropped(fields.map_field(), &format!("a `{key}`"));
+        warn_about_incomplete_element(fields.map_field(), &format!("a `{key}`"));
         return Some(None);
     }
     Some(Some(TagSplit { targets, weights: WeightUnit::Percent }))
@@ -262,8 +267,8 @@ fn read_tags(field: &Field<'_>, consumer_tag: ConsumerTag) -> Option<BTreeMap<St
     for (name, value) in field.read_entries()? {
         let text = value.read_literal()?;
         let value = match text == "CONSUMER_TAG" && consumer_tag == ConsumerTag::Caller {
-            true => TagValue::Callers,
-            false => TagValue::Is(text),
+            true => TagValue::SameAsCaller,
+            false => TagValue::Exact(text),
         };
         tags.insert(name.to_owned(), value);
     }
@@ -271,14 +276,14 @@ fn read_tags(field: &Field<'_>, consumer_tag: ConsumerTag) -> Option<BTreeMap<St
 }
 
 /// Warns about an incomplete route or rule, which is ignored.
-fn warn_dropped(field: &Field<'_>, missing: &str) {
+fn warn_about_incomplete_element(field: &Field<'_>, missing: &str) {
     field.warn(format!("lacks {missing} and is ignored"), format!("add {missing}"));
 }
 
 /// Reads the expression that is compared with the path before its last dot. Sermant uses it only in combination
 /// with headers.
-fn read_stem(parts: &MapFields<'_>, matches: &TagMatch) -> Option<Option<String>> {
-    let Some(field) = parts.find("path") else {
+fn read_stem(conditions: &MapFields<'_>, matches: &TagMatch) -> Option<Option<String>> {
+    let Some(field) = conditions.find("path") else {
         return Some(None);
     };
     let text = field.read_text()?;
@@ -290,14 +295,14 @@ fn read_stem(parts: &MapFields<'_>, matches: &TagMatch) -> Option<Option<String>
         "is compared only with the part of the path before its last dot, if any",
         "use a TagRoute to match paths",
     );
-    Some(Some(match check_expression(field, text)? {
-        Matchability::Yes => text.to_owned(),
-        Matchability::Never => NEVER_MATCHING_REGEX.to_owned(),
+    Some(Some(match check_regex(field, text)? {
+        RegexValidity::Valid => text.to_owned(),
+        RegexValidity::NeverMatches => NEVER_MATCHING_REGEX.to_owned(),
     }))
 }
 
-fn read_source(parts: &MapFields<'_>, namespace: &Name) -> Option<Option<ServiceName>> {
-    let Some(field) = parts.find("source") else {
+fn read_source(conditions: &MapFields<'_>, namespace: &Name) -> Option<Option<ServiceName>> {
+    let Some(field) = conditions.find("source") else {
         return Some(None);
     };
     if field.read_text()?.is_empty() {
@@ -308,16 +313,16 @@ fn read_source(parts: &MapFields<'_>, namespace: &Name) -> Option<Option<Service
 }
 
 /// Reads `fullMatch`: the conditions that must match, one or all.
-fn read_quorum(parts: &MapFields<'_>) -> Option<Quorum> {
-    Some(match parts.find("fullMatch") {
+fn read_quorum(conditions: &MapFields<'_>) -> Option<Quorum> {
+    Some(match conditions.find("fullMatch") {
         Some(field) if !field.read_boolean()? => Quorum::One,
         _ => Quorum::All,
     })
 }
 
-fn reject_dubbo(parts: &MapFields<'_>) {
+fn reject_dubbo_conditions(conditions: &MapFields<'_>) {
     for key in ["attachments", "args"] {
-        parts.reject_unsupported(
+        conditions.reject_unsupported(
             key,
             "is for calls of Dubbo, which the mesh forwards without parsing them",
             "remove the rule, or match `headers`",
@@ -325,9 +330,9 @@ fn reject_dubbo(parts: &MapFields<'_>) {
     }
 }
 
-fn warn_ignored(parts: &MapFields<'_>, keys: &[&str], kind: &str) {
+fn warn_about_ignored_fields(conditions: &MapFields<'_>, keys: &[&str], kind: &str) {
     for key in keys {
-        if let Some(field) = parts.find(key) {
+        if let Some(field) = conditions.find(key) {
             field.warn(
                 format!("is ignored in rules of the kind {kind}"),
                 "remove it, or use a TagRoute, which does",
@@ -338,5 +343,5 @@ fn warn_ignored(parts: &MapFields<'_>, keys: &[&str], kind: &str) {
 
 /// An expression that never matches.
 const NEVER_MATCHING_REGEX: &str = r"[^\s\S]";
-/// Limit of routes per rule.
+/// Maximum number of routes per rule.
 const MAX_ROUTES: usize = 1024;

@@ -7,8 +7,8 @@ use proptest::sample::select;
 use super::*;
 use crate::match_index::tests::{any_match, any_request};
 
-/// Two ports, two accounts, and a small number of addresses and names, so that several rules often allow the
-/// same client.
+/// Returns a rule with one of two ports, two accounts, and a small number of addresses and names, so that several
+/// rules often allow the same client.
 fn any_ingress_rule() -> impl Strategy<Value = IngressRule> {
     let server_names = prop::collection::vec(select(vec!["shop.test", "web.test"]), 0..2);
     let protocol = (
@@ -89,7 +89,7 @@ proptest! {
             .filter(|(_, rule)| rule.rule.port == 80 && includes_client(&rule.rule))
             .filter(|(_, rule)| rule.allows_client(peer.as_ref(), &origin.transport))
             .collect();
-        let applicable = index.for_client(peer.as_ref(), 80, &origin);
+        let applicable = index.rules_for_client(peer.as_ref(), 80, &origin);
         prop_assert_eq!(applicable.is_empty(), open.is_empty());
         let at_port = || rules.iter().filter(|rule| rule.port == 80 && includes_client(rule));
         let plaintext_protocol = index.plaintext_protocol(80, Protocol::Detect, origin.address);
@@ -110,10 +110,10 @@ proptest! {
             rule.requests.is_none() || requests.any(|matcher| allows_path(matcher, &request, path))
         };
         let first = open.iter().find(|(_, rule)| allows(rule)).map(|(index, _)| *index);
-        prop_assert_eq!(index.for_request(&applicable, &request, path), first);
+        prop_assert_eq!(index.find_for_request(&applicable, &request, path), first);
 
         let accepts_bytes = |rule: &CompiledIngressRule| rule.rule.protocol == IngressProtocol::Tcp && rule.requests.is_none();
         let first = open.iter().find(|(_, rule)| accepts_bytes(rule)).map(|(index, _)| *index);
-        prop_assert_eq!(index.for_bytes(&applicable), first);
+        prop_assert_eq!(index.find_for_bytes(&applicable), first);
     }
 }

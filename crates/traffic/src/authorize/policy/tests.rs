@@ -310,9 +310,9 @@ fn a_denied_path_is_denied_in_every_variant() {
         assert_eq!(decide_request(&open, "shop/web", &format!("GET {path}")), "denied", "{path}");
     }
     // A rule for all paths matches, also as an expression.
-    for all in [PathMatch::Any, PathMatch::Regex("/.*".to_owned())] {
-        let all = strict_access(vec![for_requests(&[("", all)], allow_rule("all"))]);
-        assert_eq!(decide_request(&all, "shop/web", "GET //x/items"), "ok all");
+    for path_match in [PathMatch::Any, PathMatch::Regex("/.*".to_owned())] {
+        let access = strict_access(vec![for_requests(&[("", path_match)], allow_rule("all"))]);
+        assert_eq!(decide_request(&access, "shop/web", "GET //x/items"), "ok all");
     }
 }
 
@@ -395,11 +395,15 @@ fn rules_match_token_claims() {
         let claims = vec![ClaimMatch { name: "groups".to_owned(), values }];
         PolicyRule { claims, ..rule }
     };
-    for (rules, matching, other) in [
+    for (rules, matching, expected_otherwise) in [
         (vec![with_claim(allow_rule("by"))], None, Some("no-policy-route")),
         (vec![with_claim(deny_rule("by"))], Some("denied-by-policy"), None),
     ] {
-        let mode = if other.is_some() { Access::AllowListed(Vec::new()) } else { Access::AllowAll };
+        let mode = if expected_otherwise.is_some() {
+            Access::AllowListed(Vec::new())
+        } else {
+            Access::AllowAll
+        };
         let access = compile_access(mode, false, rules);
         let peer = SpiffeId {
             trust_domain: TrustDomain::new("cluster.local").unwrap(),
@@ -408,8 +412,8 @@ fn rules_match_token_claims() {
         let permit = access.authorize_connection(Some(&peer), 80).unwrap();
         for (fields, expected) in [
             (RequestWithClaim("groups", "writers"), matching),
-            (RequestWithClaim("groups", "admins"), other),
-            (RequestWithClaim("group", "readers"), other),
+            (RequestWithClaim("groups", "admins"), expected_otherwise),
+            (RequestWithClaim("group", "readers"), expected_otherwise),
         ] {
             let view = RequestView {
                 method: "GET",
@@ -445,7 +449,7 @@ impl crate::request::HeaderLookup for CountingRequest {
         self.joined_values(name)
     }
 
-    fn find_alone(&self, name: &str) -> Option<Cow<'_, str>> {
+    fn find_unique(&self, name: &str) -> Option<Cow<'_, str>> {
         self.joined_values(name)
     }
 
@@ -612,7 +616,7 @@ proptest! {
             let (namespace, name) = peer.split_once('/').unwrap();
             ServiceAccount::new(namespace, name).unwrap()
         });
-        let peer_rules = compiled.for_peer(peer.as_ref(), 80);
+        let peer_rules = compiled.rules_for_peer(peer.as_ref(), 80);
         let expected_rules = |action, requests| {
             let candidates = rules.iter().enumerate().filter(|(_, rule)| {
                 rule.matches_caller(peer.as_ref()) && rule.ports.contains(80) && rule.action == action
@@ -623,13 +627,13 @@ proptest! {
         let (deny, allow) = (PolicyAction::Deny, PolicyAction::Allow);
         prop_assert_eq!(peer_rules.deny_all, expected_rules(deny, false).first().copied());
         prop_assert_eq!(peer_rules.allow_all, expected_rules(allow, false).first().copied());
-        for (part, index, action) in [
+        for (subset, index, action) in [
             (&peer_rules.deny, &compiled.deny_index, deny),
             (&peer_rules.allow, &compiled.allow_index, allow),
         ] {
-            let mut found: Vec<usize> = part.matching_rules(index.as_ref()).collect();
-            found.dedup();
-            prop_assert_eq!(found, expected_rules(action, true));
+            let mut found_rules: Vec<usize> = subset.matching_rules(index.as_ref()).collect();
+            found_rules.dedup();
+            prop_assert_eq!(found_rules, expected_rules(action, true));
         }
     }
 
@@ -651,7 +655,7 @@ proptest! {
         let request = RequestView { method, path, query: None, authority: "", fields: &fields };
         let permit = connection_permit(&access, peer, port);
         let (kind, account) = (PathKind::from_path(path), &permit.peer().unwrap().account);
-        let variant = PathVariants::from_path(path, kind);
+        let variants = PathVariants::from_path(path, kind);
         let matches = |rule: &&PolicyRule| {
             let matches_request = |request_match: &RequestMatch| {
                 match rule.action {
@@ -659,7 +663,7 @@ proptest! {
                         allows_path(&RequestMatcher::compile_allowing(request_match).unwrap(), &request, kind)
                     }
                     PolicyAction::Deny => {
-                        DenialMatcher::compile(request_match).unwrap().may_match(&request, &variant)
+                        DenialMatcher::compile(request_match).unwrap().may_match(&request, &variants)
                     }
                 }
             };
@@ -686,7 +690,7 @@ proptest! {
             });
             rules.map(|rule| (rule.is_about_requests(), &rule.name))
         };
-        let unconditional = |action| applicable(action).find(|(some, _)| !some);
+        let unconditional = |action| applicable(action).find(|(is_about_requests, _)| !is_about_requests);
         let first_denial = || applicable(PolicyAction::Deny).next();
         let expected = match (unconditional(PolicyAction::Deny).or_else(first_denial), unconditional(PolicyAction::Allow)) {
             (Some((_, deny)), _) => format!("denied-by-policy {deny}"),

@@ -46,22 +46,22 @@ fn simulate_shares(behaviors: &[Behavior], callers: u32, seed: u64) -> Vec<u64> 
         (0..callers).map(|_| (Duration::from_micros(next_random() % 1000), None)).collect();
     let mut requests = vec![0_u64; count];
     while view.now < Duration::from_secs(60) {
-        let caller = ends.iter_mut().min_by_key(|(at, _)| *at).unwrap();
+        let caller = ends.iter_mut().min_by_key(|(end, _)| *end).unwrap();
         view.now = caller.0;
-        if let Some((endpoint, took)) = caller.1 {
+        if let Some((endpoint, duration)) = caller.1 {
             let (latency, in_progress) = &mut view.endpoints[endpoint];
             *in_progress -= 1;
             match behaviors[endpoint].fails {
-                true => latency.record_failure(took, view.now),
-                false => latency.record_response(took, view.now),
+                true => latency.record_failure(duration, view.now),
+                false => latency.record_response(duration, view.now),
             }
         }
         let endpoint = pick_candidate(&view, next_random()).unwrap();
         view.endpoints[endpoint].1 += 1;
         requests[endpoint] += 1;
         let latency_base = behaviors[endpoint].latency_base;
-        let took = latency_base + latency_base.mul_f64((next_random() % 1000) as f64 / 4000.0);
-        *caller = (view.now + took, Some((endpoint, took)));
+        let duration = latency_base + latency_base.mul_f64((next_random() % 1000) as f64 / 4000.0);
+        *caller = (view.now + duration, Some((endpoint, duration)));
     }
     let total: u64 = requests.iter().sum();
     requests.iter().map(|count| count * 100 / total).collect()
@@ -77,11 +77,11 @@ const SEEDS: std::ops::Range<u64> = 0..16;
 fn an_endpoint_ten_times_slower_receives_less_than_a_tenth() {
     for seed in SEEDS {
         for callers in [1, 8, 24] {
-            for others in [1, 3] {
-                let mut behaviors = vec![healthy_endpoint(10); others];
+            for fast_endpoints in [1, 3] {
+                let mut behaviors = vec![healthy_endpoint(10); fast_endpoints];
                 behaviors.push(healthy_endpoint(100));
                 let shares = simulate_shares(&behaviors, callers, seed);
-                assert!(shares[others] < 10, "{callers} callers, seed {seed}: {shares:?}");
+                assert!(shares[fast_endpoints] < 10, "{callers} callers, seed {seed}: {shares:?}");
             }
         }
     }

@@ -8,7 +8,7 @@ fn millis(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// In milliseconds.
+/// Returns the average latency in milliseconds.
 fn average_millis(latency: &EndpointLatency) -> f64 {
     (latency.average >> SCALE_BITS) as f64 / 1000.0
 }
@@ -54,7 +54,7 @@ fn failures_do_not_lower_the_average_and_count_until_the_next_response() {
     assert_eq!(
         (latency.latency_step(millis(0)), latency.failure_count(millis(0))),
         (None, 1),
-        "nobody knows"
+        "an endpoint without responses has no latency"
     );
     latency.record_response(millis(40), millis(1));
     assert_eq!(latency.failure_count(millis(1)), 0);
@@ -102,9 +102,9 @@ fn decayed_latency_and_failures_do_not_return() {
         assert_eq!(
             latency.latency_step(millis(40_000)),
             decayed.0,
-            "what took a moment is no news"
+            "a short latency does not change the average"
         );
-        assert!(latency.failure_count(millis(40_000)) <= 1, "those from before are over");
+        assert!(latency.failure_count(millis(40_000)) <= 1, "earlier failures do not return");
     }
 }
 
@@ -138,7 +138,7 @@ fn a_rejection_is_neither_a_failure_nor_a_fast_response() {
     latency.record_failure(millis(1), millis(1));
     latency.record_rejection(millis(1), millis(2));
     assert_near(average_millis(&latency), 40.0);
-    assert_eq!(latency.failure_count(millis(2)), 0, "the row is over");
+    assert_eq!(latency.failure_count(millis(2)), 0, "a response ends the consecutive failures");
 }
 
 #[test]
@@ -165,7 +165,7 @@ proptest! {
                 false => latency.record_response(latency_nanos, now),
             }
             if failed {
-                prop_assert!(latency.latency_step(now) >= previous.latency_step(now), "nobody looks faster by failing");
+                prop_assert!(latency.latency_step(now) >= previous.latency_step(now), "failures do not lower the latency");
             } else {
                 prop_assert!(latency.average >= previous.average.min(scaled_micros(latency_nanos)));
             }

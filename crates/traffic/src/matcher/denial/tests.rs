@@ -289,9 +289,9 @@ fn use_backslash(sent: SentRequest, at: &Index) -> SentRequest {
 
 /// Encodes a slash other than the first, without which there is no path.
 fn escaped_slash(mut sent: SentRequest, at: &Index) -> SentRequest {
-    let rest = SentRequest { path: sent.path.split_off(1), ..sent.clone() };
-    let rest = replace_in_path(rest, at, |byte| byte == b'/', |_| "%2f".to_owned());
-    SentRequest { path: sent.path + &rest.path, ..rest }
+    let tail = SentRequest { path: sent.path.split_off(1), ..sent.clone() };
+    let tail = replace_in_path(tail, at, |byte| byte == b'/', |_| "%2f".to_owned());
+    SentRequest { path: sent.path + &tail.path, ..tail }
 }
 
 fn element_parameter(mut sent: SentRequest, at: &Index) -> SentRequest {
@@ -363,19 +363,19 @@ fn listed_parameter(sent: SentRequest, at: &Index) -> SentRequest {
 fn bracketed_parameter(sent: SentRequest, at: &Index) -> SentRequest {
     let brackets = [("[", "]"), ("%5B", "%5d"), ("%255b", "]")][at.index(3)];
     each_parameter(sent, |(name, _)| {
-        let word = name.find(['[', '%']).unwrap_or(name.len());
-        name.insert_str(word, brackets.1);
+        let word_end = name.find(['[', '%']).unwrap_or(name.len());
+        name.insert_str(word_end, brackets.1);
         name.insert_str(0, brackets.0);
     })
 }
 
 fn loose_brackets(sent: SentRequest, at: &Index) -> SentRequest {
-    let (before, after) =
+    let (prefix, suffix) =
         [("]", ""), ("[", ""), ("", "]"), ("[[", "]]"), ("[]", ""), ("%5d", "%5D")][at.index(6)];
     each_parameter(sent, |(name, _)| {
-        let word = name.find(['[', '%']).unwrap_or(name.len());
-        name.insert_str(word, after);
-        name.insert_str(0, before);
+        let word_end = name.find(['[', '%']).unwrap_or(name.len());
+        name.insert_str(word_end, suffix);
+        name.insert_str(0, prefix);
     })
 }
 
@@ -659,7 +659,7 @@ fn path_matches_cover_their_variants_only() {
 }
 
 #[test]
-fn field_and_method_matches_cover_their_variants_only() {
+fn field_matches_cover_their_variants_only() {
     let value = |text: &str| ValueMatch::Exact(text.to_owned());
     let field = |name: &str, text: &str| FieldMatch { name: name.to_owned(), value: value(text) };
     let rule = RequestMatch { headers: vec![field("x-role", "root")], ..RequestMatch::default() };
@@ -722,6 +722,10 @@ fn field_and_method_matches_cover_their_variants_only() {
             "{name}={value}"
         );
     }
+}
+
+#[test]
+fn a_method_match_covers_the_headers_that_override_the_method() {
     let rule = RequestMatch { methods: vec!["DELETE".to_owned()], ..RequestMatch::default() };
     for (name, value, expected) in [
         ("X-HTTP-Method-Override", "delete", true),
@@ -827,8 +831,8 @@ fn a_percent_encoded_host_matches() {
     {
         let sent =
             RequestView { method: "GET", path: "/", query: None, authority, fields: &Vec::new() };
-        let variant = PathVariants::from_path("/", PathKind::Plain);
-        assert_eq!(rule.may_match(&sent, &variant), expected, "{authority}");
+        let variants = PathVariants::from_path("/", PathKind::Plain);
+        assert_eq!(rule.may_match(&sent, &variants), expected, "{authority}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use leno_model::{EjectionTime, FailureRate, HealthCheck, HealthProbe};
 
-use super::super::{EndpointResult, FailureEvidence, classify_ending};
+use super::super::{EndpointResult, FailureEvidence, classify_result};
 use super::*;
 
 fn ejection_rule() -> OutlierDetection {
@@ -28,7 +28,7 @@ fn failed_request(now: u64, probe: bool) -> RequestResult {
     RequestResult { failed: true, probe, now: Duration::from_secs(now), random: 0 }
 }
 
-/// Two endpoints, the first ejected since second 1.
+/// Returns a detector of two endpoints, the first ejected since second 1.
 fn ejected_detector() -> (NativeDetector, Vec<EjectionEvent>) {
     let mut detector = NativeDetector::new(ejection_rule(), 2);
     let mut events = Vec::new();
@@ -58,14 +58,14 @@ fn jitter_shortens_an_ejection_by_at_most_its_share() {
 fn a_failing_endpoint_within_the_limits_is_reported_until_its_window_ends() {
     let (mut detector, mut events) = ejected_detector();
     detector.record_outcome(1, failed_request(2, false), &mut events);
-    assert!(!detector.is_spared(1), "it was not evaluated yet");
+    assert!(!detector.is_spared(1), "the failure rate is evaluated at the end of the bucket");
     detector.advance_time(Duration::from_secs(3), 0, &mut events);
     assert_eq!(detector.endpoint_state(1), EjectionState::InService);
     assert_eq!([0, 1, 7].map(|slot| detector.is_spared(slot)), [false, true, false]);
     for second in 4..=14 {
         detector.advance_time(Duration::from_secs(second), 0, &mut events);
     }
-    assert!(!detector.is_spared(1), "what failed has left the window");
+    assert!(!detector.is_spared(1), "the failures are outside the window");
     // Consecutive failures are evaluated at once, and a success resets them.
     let rule = OutlierDetection {
         failure_rate: None,
@@ -97,7 +97,7 @@ fn a_failing_endpoint_within_the_limits_is_reported_until_its_window_ends() {
 fn failed_checks_of_an_endpoint_within_the_limits_are_reported() {
     let mut detector = detector_with_unhealthy_endpoints();
     assert_eq!([0, 1, 2, 3].map(|slot| detector.is_spared(slot)), [false, false, true, true]);
-    detector.record_check(2, FailureEvidence::No, Duration::from_secs(2), &mut Vec::new());
+    detector.record_check(2, FailureEvidence::NoFailure, Duration::from_secs(2), &mut Vec::new());
     assert!(!detector.is_spared(2));
 }
 
@@ -112,7 +112,11 @@ fn evidence_moves_with_its_endpoint() {
     );
     detector.update_endpoints(&[Some(1)]);
     assert_eq!(detector.endpoint_state(0), EjectionState::InService);
-    assert_eq!(detector.endpoint_state(7), EjectionState::InService, "nobody knows it");
+    assert_eq!(
+        detector.endpoint_state(7),
+        EjectionState::InService,
+        "an unknown endpoint is in service"
+    );
 }
 
 #[test]
@@ -137,11 +141,14 @@ fn one_probe_runs_at_a_time_and_an_inconclusive_probe_is_repeated() {
 #[test]
 fn an_error_of_a_class_that_does_not_count_is_a_success() {
     let response = |status| EndpointResult::Response { status, grpc: None };
-    assert_eq!(classify_ending(&ejection_rule().failures, response(500)), FailureEvidence::Yes);
-    assert_eq!(classify_ending(&ejection_rule().failures, response(404)), FailureEvidence::No);
+    assert_eq!(classify_result(&ejection_rule().failures, response(500)), FailureEvidence::Failure);
+    assert_eq!(
+        classify_result(&ejection_rule().failures, response(404)),
+        FailureEvidence::NoFailure
+    );
 }
 
-/// Four endpoints, the first two ejected by health checks.
+/// Returns a detector of four endpoints, the first two ejected by health checks.
 fn detector_with_unhealthy_endpoints() -> NativeDetector {
     let probe = HealthProbe::Http { path: "/".to_owned() };
     let time = Duration::from_secs(1);
@@ -152,7 +159,7 @@ fn detector_with_unhealthy_endpoints() -> NativeDetector {
     );
     let mut events = Vec::new();
     for slot in 0..4 {
-        detector.record_check(slot, FailureEvidence::Yes, time, &mut events);
+        detector.record_check(slot, FailureEvidence::Failure, time, &mut events);
     }
     let ejected = |slot| EjectionEvent::Ejected { slot, cause: EjectionCause::Check, pause: None };
     assert_eq!(events, [ejected(0), ejected(1)]);
@@ -168,10 +175,10 @@ fn unhealthy_endpoints_return_when_the_limits_require_it() {
         [EjectionState::InService, EjectionState::Ejected]
     );
     let mut events = Vec::new();
-    detector.record_check(0, FailureEvidence::Yes, Duration::from_secs(2), &mut events);
-    assert_eq!(events, [], "there is no room");
+    detector.record_check(0, FailureEvidence::Failure, Duration::from_secs(2), &mut events);
+    assert_eq!(events, [], "the limits prevent another ejection");
     detector.update_endpoints(&[Some(0), Some(1), None, None]);
-    detector.record_check(0, FailureEvidence::Yes, Duration::from_secs(3), &mut events);
+    detector.record_check(0, FailureEvidence::Failure, Duration::from_secs(3), &mut events);
     assert_eq!(
         events,
         [EjectionEvent::Ejected { slot: 0, cause: EjectionCause::Check, pause: None }]

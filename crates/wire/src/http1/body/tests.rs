@@ -171,9 +171,10 @@ fn bounds_extensions_of_all_chunks_together() {
 
 #[test]
 fn bounds_trailers() {
-    let many = |count: usize| ["0\r\n", &"X: y\r\n".repeat(count), "\r\n"].concat().into_bytes();
-    assert!(decode_all(BodyLength::Chunked, &many(MAX_FIELDS), 4096).is_ok());
-    let too_many = decode_all(BodyLength::Chunked, &many(MAX_FIELDS + 1), 4096);
+    let trailer_fields =
+        |count: usize| ["0\r\n", &"X: y\r\n".repeat(count), "\r\n"].concat().into_bytes();
+    assert!(decode_all(BodyLength::Chunked, &trailer_fields(MAX_FIELDS), 4096).is_ok());
+    let too_many = decode_all(BodyLength::Chunked, &trailer_fields(MAX_FIELDS + 1), 4096);
     assert_eq!(too_many, Err(Malformed::TooManyFields));
     let long = [b"0\r\nX: ", vec![b'y'; MAX_HEAD_BYTES].as_slice()].concat();
     assert_eq!(decode_all(BodyLength::Chunked, &long, 4096), Err(Malformed::HeadTooLarge));

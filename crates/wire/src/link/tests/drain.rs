@@ -7,7 +7,7 @@ fn the_acceptor_serves_accepted_streams_after_go_away() {
     let (mut opener, mut acceptor) = connected_pair();
     let served = open_stream(&mut opener, &mut acceptor);
     acceptor.go_away(GoAwayCode::Drain);
-    // These two were in flight when the acceptor decided.
+    // These two streams were in flight when the acceptor sent GOAWAY.
     let unprocessed = opener.open_stream(StreamKind::Http, false, write(b"POST")).unwrap();
     opener.send_data(unprocessed, &[0; 1000], true).unwrap();
     opener.open_stream(StreamKind::Http, true, write(b"GET")).unwrap();
@@ -56,7 +56,7 @@ fn a_pong_to_an_earlier_ping_does_not_prove_that_no_stream_is_in_flight() {
     let (mut opener, mut acceptor) = connected_pair();
     acceptor.ping();
     deliver_output(&mut acceptor, &mut opener);
-    // The answer is in flight when the acceptor drains, and so is the stream after it.
+    // The PONG is in flight when the acceptor drains, and so is the stream after it.
     let mut pong = opener.output().split();
     acceptor.drain();
     acceptor.ping();

@@ -7,12 +7,12 @@ use super::*;
 fn frames_of_any_kind_in_any_order_stay_within_bounds() {
     let mut broken_links = 0;
     let mut events = 0;
-    for seed in 0..RUNS {
+    for seed in 0..SEEDS {
         let mut random = SeededRandom(seed);
         let role = if random.one_in(2) { Role::Opener } else { Role::Acceptor };
         let mut victim = Victim::new(role);
         let mut is_intact = true;
-        for _ in 0..FRAMES {
+        for _ in 0..FRAMES_PER_SEED {
             let frame = any_frame(&mut random, &victim);
             if !victim.receive_bytes(&frame, &mut random) {
                 is_intact = false;
@@ -24,7 +24,7 @@ fn frames_of_any_kind_in_any_order_stay_within_bounds() {
     }
     // Some links must break and some frames must be accepted; otherwise the test is void.
     assert!(
-        broken_links > RUNS as usize / 2 && events > RUNS as usize * 5,
+        broken_links > SEEDS as usize / 2 && events > SEEDS as usize * 5,
         "{broken_links} {events}"
     );
 }
@@ -32,7 +32,7 @@ fn frames_of_any_kind_in_any_order_stay_within_bounds() {
 #[test]
 fn a_damaged_conversation_stays_within_bounds() {
     let (wire, _) = record_conversation();
-    for seed in 0..RUNS {
+    for seed in 0..SEEDS {
         let mut random = SeededRandom(seed);
         let mut damaged = BytesMut::from(&wire[..]);
         for _ in 0..=random.below_bound(4) {
@@ -47,7 +47,7 @@ fn a_damaged_conversation_stays_within_bounds() {
     }
 }
 
-/// A link under attack, with a driver that keeps as much as it may.
+/// A link under attack, with a driver that consumes received bytes as late as the window permits.
 struct Victim {
     link: Link,
     inbox: BytesMut,
@@ -117,7 +117,7 @@ impl Victim {
         }
     }
 
-    /// A random action of a driver.
+    /// Performs a random action of a driver.
     fn act_randomly(&mut self, random: &mut SeededRandom) {
         let stream = StreamId(random.below_bound(8) as u32);
         match random.below_bound(6) {
@@ -208,6 +208,6 @@ fn plausible_kind(kind: u8, stream: u32, victim: &Victim) -> u8 {
 }
 
 /// Seeds per test run.
-const RUNS: u64 = 2_000;
+const SEEDS: u64 = 2_000;
 /// Frames per seed, while the link is intact.
-const FRAMES: u32 = 60;
+const FRAMES_PER_SEED: u32 = 60;

@@ -16,15 +16,15 @@ fn the_first_frame_is_hello_and_comes_once() {
     version[9] = 2;
     let mut role = good.clone();
     role[10] = 2;
-    let twice = [&good[..], &good[..]].concat();
+    let doubled_hello = [&good[..], &good[..]].concat();
     let cases: [(&str, &[u8], GoAwayCode); 11] = [
         ("ping first", &raw_frame(FrameKind::Ping, 0, 0, b""), GoAwayCode::Protocol),
         ("another protocol", b"GET / HTTP/1.1\r\n", GoAwayCode::Protocol),
         ("another version", &version, GoAwayCode::Version),
         ("our role", &role, GoAwayCode::Protocol),
-        ("twice", &twice, GoAwayCode::Protocol),
+        ("twice", &doubled_hello, GoAwayCode::Protocol),
         ("short", &raw_frame(FrameKind::Hello, 0, 0, &[0, 1]), GoAwayCode::Protocol),
-        ("long", &raw_header(HELLO_LONG, 1, 0, 0), GoAwayCode::Protocol),
+        ("long", &raw_header(TOO_LONG_HELLO_BYTES, 1, 0, 0), GoAwayCode::Protocol),
         ("few streams", &hello(&|l| l.streams_max = 1), GoAwayCode::Protocol),
         ("small window", &hello(&|l| l.window = 1), GoAwayCode::Protocol),
         ("huge window", &hello(&|l| l.window = u32::MAX), GoAwayCode::Protocol),
@@ -229,7 +229,7 @@ fn one_ping_for_each_write_is_never_a_flood() {
 fn streams_reset_before_a_response_are_a_flood() {
     let (_, mut acceptor) = connected_pair();
     let mut last = 0;
-    let mut churn = |acceptor: &mut Link, rounds: u32| {
+    let mut open_and_reset = |acceptor: &mut Link, rounds: u32| {
         (0..rounds).find_map(|_| {
             last += 1;
             let opened = raw_frame(FrameKind::Open, frame::END, last, b"GET");
@@ -237,10 +237,10 @@ fn streams_reset_before_a_response_are_a_flood() {
             receive_error(acceptor, &[opened, reset].concat())
         })
     };
-    assert_eq!(churn(&mut acceptor, MAX_CHURN), None);
+    assert_eq!(open_and_reset(&mut acceptor, MAX_CHURN), None);
     acceptor.renew_allowances();
-    assert_eq!(churn(&mut acceptor, MAX_CHURN), None);
-    let error = churn(&mut acceptor, 1).unwrap();
+    assert_eq!(open_and_reset(&mut acceptor, MAX_CHURN), None);
+    let error = open_and_reset(&mut acceptor, 1).unwrap();
     assert_eq!(error.go_away_code(), GoAwayCode::Flood);
 }
 
@@ -403,7 +403,7 @@ fn allowances_cover_crossing_frames_and_useful_frames_restore_them() {
     };
     expect_allowance(&mut fresh(), 64 * 8);
 
-    // OPEN and DATA earn one each.
+    // OPEN and DATA restore one frame each.
     let mut acceptor = fresh();
     assert_eq!(receive_error(&mut acceptor, &pong.repeat(64 * 8)), None);
     let request =
@@ -412,7 +412,7 @@ fn allowances_cover_crossing_frames_and_useful_frames_restore_them() {
     assert_eq!(receive_error(&mut acceptor, &request), None);
     expect_allowance(&mut acceptor, 2);
 
-    // So does a finished stream, for the frames that may cross with its end.
+    // A finished stream restores eight, for the frames that may cross with its end.
     let mut acceptor = fresh();
     assert_eq!(receive_error(&mut acceptor, &pong.repeat(64 * 8)), None);
     assert_eq!(receive_error(&mut acceptor, &request), None);
@@ -420,13 +420,13 @@ fn allowances_cover_crossing_frames_and_useful_frames_restore_them() {
     expect_allowance(&mut acceptor, 2 + 8);
 
     let mut acceptor = fresh();
-    let churn = |number| {
+    let open_and_reset = |number| {
         [raw_frame(FrameKind::Open, 0, number, b""), raw_frame(FrameKind::Reset, 0, number, &[1])]
     };
     for number in 1..=64 {
-        assert_eq!(receive_error(&mut acceptor, &churn(number).concat()), None);
+        assert_eq!(receive_error(&mut acceptor, &open_and_reset(number).concat()), None);
     }
-    let error = receive_error(&mut acceptor, &churn(65).concat());
+    let error = receive_error(&mut acceptor, &open_and_reset(65).concat());
     assert_eq!(error.map(|e| e.go_away_code()), Some(GoAwayCode::Flood));
 }
 
@@ -508,5 +508,5 @@ fn receive_error(link: &mut Link, wire: &[u8]) -> Option<LinkError> {
     }
 }
 
-const HELLO_LONG: u32 = 257;
+const TOO_LONG_HELLO_BYTES: u32 = 257;
 const FLOW: GoAwayCode = GoAwayCode::FlowControl;

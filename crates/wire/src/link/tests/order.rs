@@ -14,7 +14,7 @@ fn frames_in_an_impossible_order_break_the_link_or_change_nothing() {
     for seed in 0..SEEDS {
         let mut random = SeededRandom(seed);
         let (wire, expected) = interleaved_requests(&mut random);
-        for _ in 0..SWAPS {
+        for _ in 0..SWAPS_PER_SEED {
             let mut frames = split_frames(&wire);
             let [first, second] = [0; 2].map(|_| random.below_bound(frames.len()));
             let [before, after] = [first.min(second), first.max(second)];
@@ -59,7 +59,7 @@ fn interleaved_requests(random: &mut SeededRandom) -> (Bytes, BTreeMap<StreamId,
     let mut opener = Link::new(Role::Opener, LinkLimits::default());
     let mut expected: BTreeMap<StreamId, Vec<u8>> = BTreeMap::new();
     let mut open_streams = Vec::new();
-    for _ in 0..STEPS {
+    for _ in 0..STEPS_PER_SEED {
         if open_streams.len() < 2 || random.one_in(3) {
             let id = opener.open_stream(StreamKind::Http, false, write(b"POST")).unwrap();
             expected.insert(id, b"POST".to_vec());
@@ -88,7 +88,7 @@ fn interleaved_requests(random: &mut SeededRandom) -> (Bytes, BTreeMap<StreamId,
     (opener.output().split().freeze(), expected)
 }
 
-/// The content of each stream, with [`END`] after its last byte.
+/// Receives the content of each stream, with [`END`] after its last byte.
 fn receive_content(
     link: &mut Link,
     wire: &mut BytesMut,
@@ -115,6 +115,6 @@ const END: u8 = 255;
 /// Seeds per test run.
 const SEEDS: u64 = 64;
 /// Pairs of frames that are swapped in sequence, for each seed.
-const SWAPS: usize = 60;
+const SWAPS_PER_SEED: usize = 60;
 /// Actions of the opener for each seed: few enough that no piece contains the end byte.
-const STEPS: usize = 40;
+const STEPS_PER_SEED: usize = 40;

@@ -10,7 +10,7 @@ use super::*;
 
 #[test]
 fn every_byte_arrives_once_in_order_and_all_streams_end() {
-    let counts = run_seeds(|seed| LinkSimulation::new(seed, Order::Kept).run());
+    let counts = run_seeds(|seed| LinkSimulation::new(seed, Order::Unchanged).run());
     // A simulation without activity proves nothing.
     if DEBUG_SEEDS.is_empty() {
         for (event, count) in [
@@ -39,7 +39,8 @@ fn every_byte_arrives_if_streams_are_reordered() {
 #[test]
 fn a_broken_connection_leaves_no_streams_and_reported_only_sent_bytes() {
     let lost_streams =
-        run_seeds(|seed| LinkSimulation::new(seed, Order::Kept).run_until_disconnect()).cut_off;
+        run_seeds(|seed| LinkSimulation::new(seed, Order::Unchanged).run_until_disconnect())
+            .cut_off;
     assert!(lost_streams > 100 || !DEBUG_SEEDS.is_empty(), "{lost_streams} streams were lost");
 }
 
@@ -93,7 +94,7 @@ impl EventCounts {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
     /// Unchanged; pipes split anywhere.
-    Kept,
+    Unchanged,
     /// Unchanged within a stream, and no OPEN arrives earlier; pipes split between frames.
     PerStream,
 }
@@ -127,13 +128,13 @@ struct Side {
 struct LocalStream {
     kind: StreamKind,
     head_sent: bool,
-    /// The remaining bytes, the kind of end, and true once it was sent.
-    left: usize,
+    /// The bytes that are still to be sent, true if trailers end the stream, and true once the end was sent.
+    unsent_bytes: usize,
     trailers: bool,
     sent_end: bool,
-    /// The received bytes, and the unconsumed ones among them.
+    /// The number of received bytes, and of the unconsumed ones among them.
     received: usize,
-    held: usize,
+    unconsumed_bytes: usize,
     received_end: bool,
 }
 
@@ -235,7 +236,7 @@ impl LinkSimulation {
         let kind = if self.random.one_in(3) { StreamKind::Tcp } else { StreamKind::Http };
         let mut local = LocalStream::new(kind, &mut self.random);
         local.head_sent = true;
-        local.sent_end = local.left == 0 && !local.trailers;
+        local.sent_end = local.unsent_bytes == 0 && !local.trailers;
         let head = self.random.random_head();
         let opener = &mut self.sides[0];
         if opener.link.is_congested() {
@@ -260,11 +261,11 @@ impl LinkSimulation {
         if self.sides[side].link.is_congested() {
             self.counts.congested += 1;
         } else if let Some(id) = self.pick_stream(side) {
-            self.send_on(side, id);
+            self.send_on_stream(side, id);
         }
     }
 
-    fn send_on(&mut self, side: usize, id: StreamId) {
+    fn send_on_stream(&mut self, side: usize, id: StreamId) {
         let Side { link, streams, .. } = &mut self.sides[side];
         let local = streams.get_mut(&id).unwrap();
         let sent = self.sent.entry((side, id)).or_default();
@@ -273,25 +274,25 @@ impl LinkSimulation {
         } else if !local.head_sent && local.kind == StreamKind::Http {
             let interim = self.random.one_in(4);
             local.head_sent = !interim;
-            local.sent_end = !interim && local.left == 0 && !local.trailers;
+            local.sent_end = !interim && local.unsent_bytes == 0 && !local.trailers;
             let head = self.random.random_head();
             link.send_head(id, interim, local.sent_end, write(&head)).unwrap();
             sent.heads.push(head);
-        } else if local.left == 0 && local.trailers {
+        } else if local.unsent_bytes == 0 && local.trailers {
             link.send_trailers(id, &body_pattern(side, id, 0, 30)).unwrap();
             local.sent_end = true;
             sent.trailers = true;
             self.counts.trailers += 1;
         } else {
-            let requested = self.random.below_bound(local.left + 1);
+            let requested = self.random.below_bound(local.unsent_bytes + 1);
             let data = body_pattern(side, id, sent.bytes, requested);
-            let end = requested == local.left && !local.trailers;
+            let end = requested == local.unsent_bytes && !local.trailers;
             let credit = link.available_credit(id) as usize;
             let accepted = link.send_data(id, &data, end).unwrap();
             assert_eq!(accepted, requested.min(credit));
             self.counts.starved += usize::from(accepted < requested);
             sent.bytes += accepted;
-            local.left -= accepted;
+            local.unsent_bytes -= accepted;
             local.sent_end = end && accepted == requested;
         }
         sent.ended = local.sent_end;
@@ -304,8 +305,12 @@ impl LinkSimulation {
         };
         let Side { link, streams, .. } = &mut self.sides[side];
         let local = streams.get_mut(&id).unwrap();
-        let bytes = if consume_all { local.held } else { self.random.below_bound(local.held + 1) };
-        local.held -= bytes;
+        let bytes = if consume_all {
+            local.unconsumed_bytes
+        } else {
+            self.random.below_bound(local.unconsumed_bytes + 1)
+        };
+        local.unconsumed_bytes -= bytes;
         link.record_consumed(id, bytes as u32);
     }
 
@@ -379,7 +384,7 @@ impl LinkSimulation {
         let wire = &mut self.wires[side];
         let bytes = match (deliver_all, self.order) {
             (true, _) => wire.len(),
-            (false, Order::Kept) => self.random.below_bound(wire.len() + 1),
+            (false, Order::Unchanged) => self.random.below_bound(wire.len() + 1),
             (false, Order::PerStream) => {
                 let frames = split_frames(wire);
                 let count = self.random.below_bound(frames.len() + 1);
@@ -417,7 +422,7 @@ impl LinkSimulation {
                 let local = self.sides[side].streams.get_mut(&stream).unwrap();
                 assert_eq!(data, body_pattern(1 - side, stream, local.received, data.len()));
                 local.received += data.len();
-                local.held += data.len();
+                local.unconsumed_bytes += data.len();
                 self.handle_end(side, stream, end);
             }
             LinkEvent::Trailers { stream, trailers } => {
@@ -484,7 +489,7 @@ impl LinkSimulation {
             assert_eq!(side.link.stream_count(), side.streams.len());
             assert!(side.streams.len() <= STREAMS_LEAST as usize);
             for local in side.streams.values() {
-                assert!(local.held <= limits.window as usize);
+                assert!(local.unconsumed_bytes <= limits.window as usize);
             }
             // One send beyond the soft bound, and control frames for every stream.
             let beyond = WINDOW_LEAST as usize + 50_000 + 20_000;
@@ -492,19 +497,19 @@ impl LinkSimulation {
         }
     }
 
-    /// Stops opening, reads and sends everything: all streams end and no bytes remain.
+    /// Opens no more streams, and reads and sends everything: all streams must end, and no bytes remain.
     fn finish_all(&mut self) {
-        for _ in 0..ROUNDS {
+        for _ in 0..MAX_FINISH_ROUNDS {
             for side in [0, 1] {
                 let open: Vec<_> = self.sides[side].streams.keys().copied().collect();
                 for id in open {
                     let local = self.sides[side].streams.get_mut(&id).unwrap();
-                    let bytes = std::mem::take(&mut local.held);
+                    let bytes = std::mem::take(&mut local.unconsumed_bytes);
                     let (sent_end, congested) =
                         (local.sent_end, self.sides[side].link.is_congested());
                     self.sides[side].link.record_consumed(id, bytes as u32);
                     if !sent_end && !congested {
-                        self.send_on(side, id);
+                        self.send_on_stream(side, id);
                     }
                 }
                 self.flush(side, true);
@@ -526,11 +531,11 @@ impl LocalStream {
         Self {
             kind,
             head_sent: false,
-            left: random.below_bound(size + 1),
+            unsent_bytes: random.below_bound(size + 1),
             trailers: kind == StreamKind::Http && random.one_in(4),
             sent_end: false,
             received: 0,
-            held: 0,
+            unconsumed_bytes: 0,
             received_end: false,
         }
     }
@@ -589,5 +594,5 @@ const SEEDS: u64 = 64;
 const DEBUG_SEEDS: &[u64] = &[];
 /// Random steps per seed.
 const STEPS: u32 = 3_000;
-/// The number of rounds within which everything must end.
-const ROUNDS: u32 = 3_000;
+/// The maximum number of rounds until all streams must have ended.
+const MAX_FINISH_ROUNDS: u32 = 3_000;

@@ -3,7 +3,9 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_of};
+use leno_tests::manifests::{
+    client_manifest, http_access_manifest, mesh_config, server_with_protocol,
+};
 use leno_tests::{TestMesh, TestProgram, eventually, free_port, java_programs};
 
 use super::super::MODES;
@@ -19,9 +21,9 @@ fn every_standard_case_passes_between_java_programs_in_either_mode() {
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
         let manifests = [
             mesh_config(mode),
-            server_of("grpc", port, "GRPC", &run),
+            server_with_protocol("grpc", port, "GRPC", &run),
             client_manifest("user", &[], &[("grpc.shop", listener)]),
-            allowed_http("user", "grpc", WHOLE_SERVICE),
+            http_access_manifest("user", "grpc", WHOLE_SERVICE),
         ];
         let _mesh = TestMesh::up(&manifests.concat());
         eventually("an empty call gets a response", MAX_WAIT, || {

@@ -14,8 +14,8 @@ use crate::bench::driver::{LoadLatency, LoadResult};
 #[derive(Debug)]
 pub(in crate::bench::driver) struct Samples {
     pub(super) file: PathBuf,
-    pub(super) from: SystemTime,
-    pub(super) length: Duration,
+    pub(super) measured_from: SystemTime,
+    pub(super) measured_duration: Duration,
 }
 
 impl Samples {
@@ -25,9 +25,9 @@ impl Samples {
     /// If the file cannot be read or parsed.
     pub(in crate::bench::driver) fn read(&self) -> anyhow::Result<LoadResult> {
         let file = File::open(&self.file).context("JMeter wrote no samples")?;
-        let from = self.from.duration_since(UNIX_EPOCH).context("the clock")?;
+        let from = self.measured_from.duration_since(UNIX_EPOCH).context("the clock")?;
         let from = u64::try_from(from.as_millis())?;
-        let mut counts = SampleCounts::new(from, self.length);
+        let mut counts = SampleCounts::new(from, self.measured_duration);
         counts.read(BufReader::new(file)).context("the samples of JMeter")?;
         Ok(counts.into_results())
     }
@@ -74,11 +74,12 @@ impl SampleCounts {
         let mut line = String::new();
         lines.read_line(&mut line)?;
         let names: Vec<&str> = line.trim_end().split(',').collect();
-        let column = |name: &str| {
+        let find_column = |name: &str| {
             let position = names.iter().position(|header| *header == name);
             position.with_context(|| format!("there is no column {name} in `{}`", line.trim_end()))
         };
-        let columns = [column("timeStamp")?, column("elapsed")?, column("responseCode")?];
+        let columns =
+            [find_column("timeStamp")?, find_column("elapsed")?, find_column("responseCode")?];
         loop {
             let mut line = String::new();
             if lines.read_line(&mut line)? == 0 {

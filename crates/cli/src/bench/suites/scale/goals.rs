@@ -31,8 +31,8 @@ fn change_figure(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64
 
 /// Returns a figure of the rule, which exists with `defaultPolicy: deny` only.
 fn rule_figure(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64> {
-    let strict = mesh.mode == BenchDefaultPolicy::Deny;
-    mesh.changes.as_ref().filter(|_| strict).map(figure)
+    let has_rule = mesh.mode == BenchDefaultPolicy::Deny;
+    mesh.changes.as_ref().filter(|_| has_rule).map(figure)
 }
 
 const GOALS: [Goal; 13] = [
@@ -75,7 +75,7 @@ const GOALS: [Goal; 13] = [
 pub(super) fn goal_table(meshes: &[MeshSize], services: &[MeshServices]) -> Option<FigureTable> {
     let deny_mesh = last_with_changes(meshes, BenchDefaultPolicy::Deny)?;
     let allow_mesh = last_with_changes(meshes, BenchDefaultPolicy::Allow)?;
-    let applies = deny_mesh.sidecars >= SIDECARS;
+    let applies = deny_mesh.sidecars >= GOAL_SIDECARS;
     let mut rows: Vec<Vec<Value>> = GOALS
         .iter()
         .map(|Goal { name, limit, target, read }| {
@@ -98,7 +98,7 @@ pub(super) fn goal_table(meshes: &[MeshSize], services: &[MeshServices]) -> Opti
             "sidecar private memory, {} → {} services in the mesh, times",
             first.services, last.services
         );
-        let applies = last.services >= SERVICES;
+        let applies = last.services >= GOAL_SERVICES;
         rows.push(vec![
             json!(name),
             json!(1.1),
@@ -117,9 +117,9 @@ pub(super) fn goal_table(meshes: &[MeshSize], services: &[MeshServices]) -> Opti
 
 /// Returns the cost of changes, as machine-independent counts.
 pub(super) fn change_cost_table(meshes: &[MeshSize]) -> Option<FigureTable> {
-    let changed: Vec<(&MeshSize, &MeshChanges)> =
+    let changed_meshes: Vec<(&MeshSize, &MeshChanges)> =
         meshes.iter().filter_map(|mesh| Some((mesh, mesh.changes.as_ref()?))).collect();
-    changed.first()?;
+    changed_meshes.first()?;
     let row = |mesh: &MeshSize, name: &str, recipients: f64, bytes: f64| {
         vec![
             json!(name),
@@ -129,7 +129,7 @@ pub(super) fn change_cost_table(meshes: &[MeshSize]) -> Option<FigureTable> {
         ]
     };
     let mut rows = Vec::new();
-    for (mesh, changes) in changed {
+    for (mesh, changes) in changed_meshes {
         let moves = format!("a moved endpoint with {} clients", changes.users);
         rows.push(row(mesh, &moves, changes.endpoint_recipients, changes.endpoint_bytes));
         if mesh.mode == BenchDefaultPolicy::Deny {
@@ -173,6 +173,6 @@ fn format_result(applies: bool, holds: bool) -> Value {
     }
 }
 
-/// The mesh sizes that the goals apply to.
-const SIDECARS: usize = 1600;
-const SERVICES: usize = 10_000;
+/// The minimum numbers of sidecars and services of the meshes that the goals apply to.
+const GOAL_SIDECARS: usize = 1600;
+const GOAL_SERVICES: usize = 10_000;

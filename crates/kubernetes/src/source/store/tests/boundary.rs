@@ -114,9 +114,9 @@ fn an_ingress_backend_admits_the_endpoints_of_a_service_without_a_selector() {
                 store.flush();
                 store.apply_event(kind, policy());
             }
-            let reported = describe_update(store.flush());
+            let changes = describe_update(store.flush());
             for line in ["+ Workload shop/hand-1.10-1-0-9", "+ Service shop/hand"] {
-                assert!(reported.iter().any(|change| change == line), "{line} {reported:?}");
+                assert!(changes.iter().any(|change| change == line), "{line} {changes:?}");
             }
             assert_eq!(first_status(&mut store), Ok(()));
             store.apply_event(listed::slice_kind(), slice(&[]));
@@ -124,8 +124,8 @@ fn an_ingress_backend_admits_the_endpoints_of_a_service_without_a_selector() {
             let no_endpoints = "endpoints not found for service shop/hand";
             assert_eq!(first_status(&mut store), Err(no_endpoints.to_owned()));
             store.apply_event(kind, removal_event("shop", "a"));
-            let reported = describe_update(store.flush());
-            assert!(reported.iter().any(|change| change == "- Service shop/hand"), "{reported:?}");
+            let changes = describe_update(store.flush());
+            assert!(changes.iter().any(|change| change == "- Service shop/hand"), "{changes:?}");
         }
     }
 }

@@ -14,7 +14,7 @@ fn status_of(store: &mut ObjectStore, kind: &str, name: &str) -> String {
         StatusContent::Parents(parents) => (&parents[0].conditions[0], parents[0].generation),
         StatusContent::Current(Ok(())) => return "committed".to_owned(),
         StatusContent::Current(Err(cause)) => return cause.clone(),
-        StatusContent::Nothing => return status.conflict.clone().expect("a conflict"),
+        StatusContent::NoStatus => return status.conflict.clone().expect("a conflict"),
         other => panic!("{other:?}"),
     };
     assert_eq!((first.name, generation, &status.conflict), ("Accepted", 2, &None));

@@ -11,7 +11,7 @@ fn store_with_permissions() -> ObjectStore {
     let name = |text| Name::new(text).unwrap();
     store.set_secret_permissions(SecretPermissions {
         namespaces: [name("shop")].into(),
-        own: Some(name("leno-system")),
+        own_namespace: Some(name("leno-system")),
     });
     store
 }

@@ -47,8 +47,8 @@ fn annotations_below_the_floor_have_no_effect_and_are_reported() {
     let update = store.flush();
     let config = store.mesh_config().unwrap();
     let workload = store.workloads.values().next().unwrap();
-    assert_eq!(config.mode_of(workload), DefaultPolicy::Deny);
-    assert_eq!(config.plaintext_of(workload), MtlsMode::Strict);
+    assert_eq!(config.default_policy_of(workload), DefaultPolicy::Deny);
+    assert_eq!(config.mtls_mode_of(workload), MtlsMode::Strict);
     assert_eq!(
         update_warnings(update),
         [
@@ -72,7 +72,7 @@ fn annotations_below_the_floor_have_no_effect_and_are_reported() {
     set_floor(&mut store, json!({"mtls": "strict", "exceptNamespaces": ["shop"]}));
     assert_eq!(update_warnings(store.flush()), [""; 0]);
     let shop = Name::new("shop").unwrap();
-    assert_eq!(store.mesh_config().unwrap().mode_in(&shop), DefaultPolicy::Allow);
+    assert_eq!(store.mesh_config().unwrap().default_policy_in(&shop), DefaultPolicy::Allow);
 }
 
 #[test]

@@ -76,11 +76,12 @@ fn listed_endpoints_are_sent_if_a_gateway_routes_to_them() {
     store.resolve_gateways();
     assert_eq!(describe_update(store.flush()), [] as [&str; 0]);
     add_gateway(&mut store, "db");
-    let reported = ["+ Workload shop/db-1.10-0-0-1", "+ Service shop/db", "+ Gateway shop/edge"];
-    assert_eq!(describe_update(store.flush()), reported);
+    let expected_changes =
+        ["+ Workload shop/db-1.10-0-0-1", "+ Service shop/db", "+ Gateway shop/edge"];
+    assert_eq!(describe_update(store.flush()), expected_changes);
     store.apply_event(slices, slice("10.0.0.2"));
-    let reported = ["- Workload shop/db-1.10-0-0-1", "+ Workload shop/db-1.10-0-0-2"];
-    assert_eq!(describe_update(store.flush()), reported);
+    let expected_changes = ["- Workload shop/db-1.10-0-0-1", "+ Workload shop/db-1.10-0-0-2"];
+    assert_eq!(describe_update(store.flush()), expected_changes);
     // A slice that lists pods of another namespace is not used either.
     let pod_with_listed_address = |namespace: &str| {
         let pod = json!({
@@ -265,7 +266,7 @@ fn a_policy_reports_endpoints_that_gateways_exclude() {
     add_gateway(&mut store, "web");
     store.flush();
     let enforced_condition =
-        ("True", "Enforced", "clients also use endpoints without a sidecar".to_owned());
+        ("True", "Enforced", "clients exclude no endpoints for lack of a sidecar".to_owned());
     assert_eq!(
         enforced(&mut store),
         [enforced_condition.clone(), enforced_condition.clone(), enforced_condition.clone()]

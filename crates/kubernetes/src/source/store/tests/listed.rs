@@ -4,7 +4,7 @@ use leno_model::TargetPort;
 use leno_registry::JOINING_LABEL;
 
 use super::*;
-use crate::source::store::selectorless_services::MAX_LISTED;
+use crate::source::store::selectorless_services::MAX_LISTED_ENDPOINTS;
 
 pub(super) fn slice_kind() -> usize {
     watched_kinds().iter().position(|watched| *watched == WatchedKind::Slices).unwrap()
@@ -99,12 +99,12 @@ fn a_listed_address_of_a_meshed_pod_is_that_pod() {
                 "{unmeshed:?}"
             );
             assert!(unmeshed.labels.contains_key(JOINING_LABEL), "{unmeshed:?}");
-            let reported = [
+            let expected_changes = [
                 "+ Workload shop/hand-1.192-0-2-7",
                 "+ Workload shop/web-1",
                 "+ Service shop/hand",
             ];
-            assert_eq!(describe_update(Some(update)), reported, "{order:?}");
+            assert_eq!(describe_update(Some(update)), expected_changes, "{order:?}");
             // It is no longer an endpoint.
             store.apply_event(slice_kind(), slice_event("hand-1", 8080, &[("192.0.2.7", true)]));
             let update = store.flush().unwrap();
@@ -123,18 +123,18 @@ fn a_listed_address_of_a_meshed_pod_is_that_pod() {
                 &service.selector,
                 &updated_workload(&update, "shop/web-2").labels
             ));
-            let reported = ["- Workload shop/hand-1.10-1-0-2", "+ Workload shop/web-2"];
-            assert_eq!(describe_update(Some(update)), reported);
+            let expected_changes = ["- Workload shop/hand-1.10-1-0-2", "+ Workload shop/web-2"];
+            assert_eq!(describe_update(Some(update)), expected_changes);
             store.apply_event(PODS, removal_event("shop", "web-2"));
-            let reported = ["- Workload shop/web-2", "+ Workload shop/hand-1.10-1-0-2"];
-            assert_eq!(describe_update(store.flush()), reported);
+            let expected_changes = ["- Workload shop/web-2", "+ Workload shop/hand-1.10-1-0-2"];
+            assert_eq!(describe_update(store.flush()), expected_changes);
             store.apply_event(SERVICES, removal_event("shop", "hand"));
-            let reported = [
+            let expected_changes = [
                 "- Workload shop/hand-1.10-1-0-2",
                 "- Workload shop/hand-1.192-0-2-7",
                 "- Service shop/hand",
             ];
-            assert_eq!(describe_update(store.flush()), reported);
+            assert_eq!(describe_update(store.flush()), expected_changes);
         }
     }
 }
@@ -152,9 +152,9 @@ fn a_service_with_listed_pods_joins_with_the_first_sidecar_of_its_namespace() {
     store.apply_event(PODS, pod_at("shop", "web-2", "10.1.0.3", true));
     let update = store.flush().unwrap();
     assert!(updated_workload(&update, "shop/hand-1.10-1-0-1").labels.contains_key(JOINING_LABEL));
-    let reported =
+    let expected_changes =
         ["+ Workload shop/hand-1.10-1-0-1", "+ Workload shop/web-2", "+ Service shop/hand"];
-    assert_eq!(describe_update(Some(update)), reported);
+    assert_eq!(describe_update(Some(update)), expected_changes);
     // Addresses that are not those of pods stay outside the mesh.
     let mut store = store_with_gateways_option(false);
     store.apply_event(PODS, pod_at("shop", "web-2", "10.1.0.3", true));
@@ -204,7 +204,7 @@ fn a_service_with_slices_of_different_ports_stays_outside_the_mesh() {
 fn the_number_of_listed_endpoints_is_limited() {
     let mut store = store_with_gateways_option(false);
     let address = |index: usize| format!("10.{}.{}.7", 100 + index / 256, index % 256);
-    let addresses: Vec<String> = (0..MAX_LISTED + 1).map(address).collect();
+    let addresses: Vec<String> = (0..MAX_LISTED_ENDPOINTS + 1).map(address).collect();
     for (index, chunk) in addresses.chunks(1000).enumerate() {
         let endpoints: Vec<(&str, bool)> =
             chunk.iter().map(|address| (address.as_str(), true)).collect();

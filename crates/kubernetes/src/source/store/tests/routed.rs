@@ -57,8 +57,8 @@ fn custom_object(kind: usize, spec: &Value) -> WatchEvent {
     custom_event(kind, "r", "2025-01-01T00:00:00Z", spec.clone())
 }
 
-fn contains_line(reported: &[String], line: &str) -> bool {
-    reported.iter().any(|change| change == line)
+fn contains_line(changes: &[String], line: &str) -> bool {
+    changes.iter().any(|change| change == line)
 }
 
 /// Issue 27: sidecars had no endpoint for such a backend, and answered 503 to its share of requests.
@@ -68,19 +68,19 @@ fn a_backend_without_sidecars_has_endpoints_while_a_route_references_it() {
         for (kind, spec) in routes_to_unmeshed() {
             let mut store = store_with_gateways_option(gateways);
             add_services(&mut store);
-            let reported = describe_update(store.flush());
-            assert!(contains_line(&reported, "+ Workload shop/web-1"), "{reported:?}");
-            assert!(!contains_line(&reported, "+ Workload shop/un-1"), "{reported:?}");
+            let changes = describe_update(store.flush());
+            assert!(contains_line(&changes, "+ Workload shop/web-1"), "{changes:?}");
+            assert!(!contains_line(&changes, "+ Workload shop/un-1"), "{changes:?}");
             store.apply_event(kind, custom_object(kind, &spec));
-            let reported = describe_update(store.flush());
-            assert!(contains_line(&reported, "+ Workload shop/un-1"), "{spec} {reported:?}");
+            let changes = describe_update(store.flush());
+            assert!(contains_line(&changes, "+ Workload shop/un-1"), "{spec} {changes:?}");
             store.apply_event(PODS, removal_event("shop", "un-1"));
             assert_eq!(describe_update(store.flush()), ["- Workload shop/un-1"]);
             store.apply_event(PODS, unmeshed_pod("un"));
             assert_eq!(describe_update(store.flush()), ["+ Workload shop/un-1"]);
             store.apply_event(kind, removal_event("shop", "r"));
-            let reported = describe_update(store.flush());
-            assert!(contains_line(&reported, "- Workload shop/un-1"), "{spec} {reported:?}");
+            let changes = describe_update(store.flush());
+            assert!(contains_line(&changes, "- Workload shop/un-1"), "{spec} {changes:?}");
         }
     }
 }
@@ -97,8 +97,8 @@ fn a_starting_control_plane_publishes_such_endpoints() {
         for index in 0..watched_kinds().len() {
             store.apply_event(index, WatchEvent::ListComplete);
         }
-        let reported = describe_update(store.flush());
-        assert!(contains_line(&reported, "+ Workload shop/un-1"), "{spec} {reported:?}");
+        let changes = describe_update(store.flush());
+        assert!(contains_line(&changes, "+ Workload shop/un-1"), "{spec} {changes:?}");
     }
 }
 
@@ -110,13 +110,13 @@ fn a_service_without_sidecars_keeps_its_endpoints_while_its_route_has_a_meshed_b
     let mut spec = route_rules(&json!([{"name": "web", "port": 80}, {"name": "un", "port": 80}]));
     spec["parentRefs"][0]["name"] = json!("un");
     store.apply_event(kind, custom_object(kind, &spec));
-    let reported = describe_update(store.flush());
-    assert!(contains_line(&reported, "+ Workload shop/un-1"), "{reported:?}");
+    let changes = describe_update(store.flush());
+    assert!(contains_line(&changes, "+ Workload shop/un-1"), "{changes:?}");
     // Connections to a service bypass the sidecar if its route names no other service.
     spec["rules"] = json!([{"backendRefs": [{"name": "un", "port": 80}]}]);
     store.apply_event(kind, custom_object(kind, &spec));
-    let reported = describe_update(store.flush());
-    assert!(contains_line(&reported, "- Workload shop/un-1"), "{reported:?}");
+    let changes = describe_update(store.flush());
+    assert!(contains_line(&changes, "- Workload shop/un-1"), "{changes:?}");
 }
 
 #[test]

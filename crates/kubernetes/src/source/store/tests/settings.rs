@@ -211,7 +211,7 @@ fn ignored_strict_settings_are_reported_with_the_default_policy_of_the_mesh() {
     let own_kind = index("MeshConfig", "leno.dev");
     let (kind, event) = settings_of_osm("shop", CREATED, json!({}));
     store.apply_event(kind, event);
-    let reported = |store: &mut ObjectStore| {
+    let list_warnings = |store: &mut ObjectStore| {
         let warnings = store.flush().unwrap().warnings;
         warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
@@ -221,23 +221,23 @@ fn ignored_strict_settings_are_reported_with_the_default_policy_of_the_mesh() {
          although this object denies; write a MeshConfig of leno.dev with `defaultPolicy: \
          deny`, or install with `--settings-namespaces shop`",
     ];
-    assert_eq!(reported(&mut store), expected);
+    assert_eq!(list_warnings(&mut store), expected);
     let statuses = store.changed_statuses().unwrap();
     assert!(statuses[0].diagnostic.as_ref().unwrap().contains("the mesh allows by default"));
     store.apply_event(
         own_kind,
         custom_event(own_kind, "mesh", CREATED, json!({"trustDomain": "prod.example"})),
     );
-    assert_eq!(reported(&mut store), expected);
+    assert_eq!(list_warnings(&mut store), expected);
     // The operator sets a default policy.
     for default_policy in ["allow", "deny"] {
         store.apply_event(
             own_kind,
             custom_event(own_kind, "mesh", CREATED, json!({"defaultPolicy": default_policy})),
         );
-        let reported = reported(&mut store);
-        assert_eq!(reported.len(), 1, "{reported:?}");
-        assert!(!reported[0].contains("by default"), "{reported:?}");
+        let warnings = list_warnings(&mut store);
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(!warnings[0].contains("by default"), "{warnings:?}");
     }
 }
 
@@ -268,14 +268,14 @@ fn the_api_server_stays_reachable_unless_a_setting_denies_it() {
     .unwrap();
     store.apply_event(
         service,
-        WatchEvent::Applied(Box::new(ConvertedObject::api_server_service(object))),
+        WatchEvent::Applied(Box::new(ConvertedObject::from_api_server_service(object))),
     );
     let endpoints = |address: &str| {
         let object = serde_json::from_value(json!({
             "metadata": {"name": "kubernetes", "namespace": "default"}, "addressType": "IPv4",
             "ports": [{"port": 6443}], "endpoints": [{"addresses": [address]}],
         }));
-        WatchEvent::Applied(Box::new(ConvertedObject::api_server_endpoints(object.unwrap())))
+        WatchEvent::Applied(Box::new(ConvertedObject::from_api_server_endpoints(object.unwrap())))
     };
     store.apply_event(slice, endpoints("192.0.2.7"));
     // The addresses are not needed while egress is allowed.

@@ -120,9 +120,9 @@ fn sermant_rules_about_client_tags_take_precedence_over_a_zone_preference() {
         ),
     ] {
         store.apply_event(kind, rule(spec.clone()));
-        let mut reported = describe_update(store.flush());
-        reported.sort_by_key(|line| line.contains("Sermant"));
-        assert_eq!(reported, expected, "{spec}");
+        let mut changes = describe_update(store.flush());
+        changes.sort_by_key(|line| line.contains("Sermant"));
+        assert_eq!(changes, expected, "{spec}");
     }
 }
 
@@ -141,8 +141,8 @@ fn a_service_without_a_selector_has_no_zone_preference() {
         SERVICES,
         WatchEvent::Applied(Box::new(ConvertedObject::from_service(service))),
     );
-    let reported = describe_update(store.flush());
-    assert_eq!(reported, ["- Service shop/web", "- TagRoute shop/web.traffic-distribution"]);
+    let changes = describe_update(store.flush());
+    assert_eq!(changes, ["- Service shop/web", "- TagRoute shop/web.traffic-distribution"]);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn unsupported_settings_are_reported_for_their_service_or_namespace() {
         reported,
         [("Service shop/web".to_owned(), false), ("Namespace shop".to_owned(), true)]
     );
-    assert!(statuses.iter().all(|status| status.content == StatusContent::Nothing));
+    assert!(statuses.iter().all(|status| status.content == StatusContent::NoStatus));
     // The event disappears with its cause.
     store.apply_event(SERVICES, service_with_distribution(json!(null)));
     store.apply_event(NAMESPACES, namespace_event("shop", "deny"));

@@ -1,4 +1,4 @@
-//! Launcher: the commands that start the processes of a workload.
+//! Commands that start the processes of a workload: its sidecar and its application.
 
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
@@ -19,15 +19,15 @@ use super::console::Console;
 use super::descendants::ApplicationRuns;
 use super::placement::{Placement, Placements};
 use super::process_groups;
-use crate::data_directory::create_private;
+use crate::data_directory::create_private_directory;
 use crate::proxy::SUPERVISOR_OPTION;
 
-/// Creates the commands of workloads' processes.
-pub(super) struct Launcher {
+/// Builds the commands of workloads' processes, and prepares the files that they need.
+pub(super) struct CommandBuilder {
     control: Control,
     settings: LaunchSettings,
     console: Console,
-    runs: ApplicationRuns,
+    running_applications: ApplicationRuns,
 }
 
 /// Settings that all workloads share.
@@ -46,12 +46,12 @@ pub(super) struct LaunchSettings {
     /// The time for requests in progress to complete when a sidecar stops.
     pub(super) drain_timeout: Duration,
     /// The soft limit of open files for applications.
-    pub(super) open_files: Option<u64>,
+    pub(super) open_file_limit: Option<u64>,
 }
 
-impl Launcher {
+impl CommandBuilder {
     pub(super) fn new(control: Control, settings: LaunchSettings, console: Console) -> Self {
-        Self { control, settings, console, runs: ApplicationRuns::default() }
+        Self { control, settings, console, running_applications: ApplicationRuns::default() }
     }
 
     /// Returns the control plane.
@@ -64,7 +64,7 @@ impl Launcher {
         self.control.watch_replaced()
     }
 
-    /// Returns the control plane, after the last start of a process.
+    /// Returns the control plane, after the last command was built.
     pub(super) fn into_control(self) -> Control {
         self.control
     }
@@ -74,8 +74,8 @@ impl Launcher {
     }
 
     /// Returns the running applications.
-    pub(super) fn runs(&self) -> &ApplicationRuns {
-        &self.runs
+    pub(super) fn running_applications(&self) -> &ApplicationRuns {
+        &self.running_applications
     }
 
     pub(super) fn placements(&self) -> &Placements {
@@ -86,19 +86,20 @@ impl Launcher {
         self.settings.drain_timeout
     }
 
-    /// Returns the command of a workload's sidecar, after writing the files that it needs.
+    /// Builds the command of a workload's sidecar, and writes the files that it needs.
     ///
     /// # Errors
-    /// If its state directory or token file cannot be written.
+    /// If the state directory or the token file cannot be written.
     pub(super) fn sidecar_command(
         &self,
         workload: &Workload,
         placement: &Placement,
     ) -> anyhow::Result<Command> {
         let name = &workload.name;
-        let state = self.settings.data.join("proxies");
-        let state = state.join(name.namespace.as_str()).join(name.name.as_str());
-        let token = self.prepare_state(workload, &state)?;
+        let state_directory = self.settings.data.join("proxies");
+        let state_directory =
+            state_directory.join(name.namespace.as_str()).join(name.name.as_str());
+        let token = self.prepare_state_directory(workload, &state_directory)?;
         let mut command = self.leno_command(placement);
         if let Some(level) = &self.settings.log_level {
             command.arg("--log-level").arg(level);
@@ -109,7 +110,7 @@ impl Launcher {
             .args(["--workload", &name.to_string()])
             .args(["--control", &self.control.listen_address().to_string()])
             .args(["--trust-domain", &trust_domain])
-            .args([OsStr::new("--state"), state.as_os_str()])
+            .args([OsStr::new("--state"), state_directory.as_os_str()])
             .args([SUPERVISOR_OPTION, &std::process::id().to_string()])
             .args(["--drain-timeout", &format_milliseconds(self.settings.drain_timeout)])
             .args(&self.settings.sidecar_options)
@@ -120,7 +121,7 @@ impl Launcher {
         Ok(command)
     }
 
-    /// Returns the command of an application, which ends with this process.
+    /// Builds the command of an application, which ends with this process.
     pub(super) fn application_command(
         &self,
         workload: &WorkloadName,
@@ -130,7 +131,7 @@ impl Launcher {
         let mut command = self.leno_command(placement);
         command.arg("exec").args(["--parent", &std::process::id().to_string()]);
         command.arg("--record").arg(self.record_path(workload));
-        if let Some(soft_limit) = self.settings.open_files {
+        if let Some(soft_limit) = self.settings.open_file_limit {
             command.args(["--open-files", &soft_limit.to_string()]);
         }
         if let Some(cwd) = &launch.options.cwd {
@@ -172,19 +173,23 @@ impl Launcher {
     }
 
     /// Prepares a sidecar's state directory. Returns a new token file unless the certificate there is valid.
-    fn prepare_state(&self, workload: &Workload, state: &Path) -> anyhow::Result<Option<PathBuf>> {
-        create_private(state)?;
-        let token = state.join(TOKEN_FILE);
-        let credential = Credential::load(state);
+    fn prepare_state_directory(
+        &self,
+        workload: &Workload,
+        state_directory: &Path,
+    ) -> anyhow::Result<Option<PathBuf>> {
+        create_private_directory(state_directory)?;
+        let token = state_directory.join(TOKEN_FILE);
+        let credential = Credential::load(state_directory);
         let is_replaced = self.replaced_sidecars().borrow().contains_key(&workload.name);
         let is_usable = match &credential {
             _ if is_replaced => false,
             Ok(Some(credential)) => self.belongs_to(credential, workload),
             Ok(None) => true,
             Err(error) if is_damaged(error) => false,
-            // An unreadable credential may still be valid: keep it.
+            // An unreadable credential may still be valid, and stays.
             Err(_) => {
-                let display = state.display();
+                let display = state_directory.display();
                 return credential.map(|_| None).with_context(|| format!("cannot read {display}"));
             }
         };
@@ -201,12 +206,12 @@ impl Launcher {
                     tracing::info!(%name, "stored credential belongs to another identity: removed")
                 }
             }
-            std::fs::remove_dir_all(state)
-                .with_context(|| format!("cannot remove {}", state.display()))?;
-            create_private(state)?;
+            std::fs::remove_dir_all(state_directory)
+                .with_context(|| format!("cannot remove {}", state_directory.display()))?;
+            create_private_directory(state_directory)?;
         }
-        let is_current = |credential: &Credential| !credential.is_expired(SystemTime::now());
-        if is_usable && matches!(&credential, Ok(Some(credential)) if is_current(credential)) {
+        let is_unexpired = |credential: &Credential| !credential.is_expired(SystemTime::now());
+        if is_usable && matches!(&credential, Ok(Some(credential)) if is_unexpired(credential)) {
             return Ok(None);
         }
         let bundle = self.control.mint_bundle(&workload.name)?;
