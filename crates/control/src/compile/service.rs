@@ -447,25 +447,20 @@ fn port_endpoints(
     callable_workloads: &CallableWorkloads<'_>,
 ) -> Vec<Arc<Endpoint>> {
     let named_labels: BTreeSet<&str> = tags.into_iter().flat_map(TagRules::instance_tags).collect();
-    let mut endpoints = endpoints_at_stage(
-        mesh,
-        service,
-        port,
-        &named_labels,
-        client_class,
-        callable_workloads,
-        LifecycleStage::Ready,
-    );
-    if endpoints.is_empty() {
-        endpoints = endpoints_at_stage(
+    let endpoints_at = |stage| {
+        endpoints_at_stage(
             mesh,
             service,
             port,
             &named_labels,
             client_class,
             callable_workloads,
-            LifecycleStage::Terminating,
-        );
+            stage,
+        )
+    };
+    let mut endpoints = endpoints_at(LifecycleStage::Ready);
+    if endpoints.is_empty() {
+        endpoints = endpoints_at(LifecycleStage::Terminating);
     }
     clear_equal_weights(&mut endpoints);
     endpoints
