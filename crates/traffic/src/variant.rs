@@ -269,8 +269,14 @@ impl PathVariants {
     /// element with a dot.
     #[inline]
     pub(crate) fn path_stems<'a>(&'a self, sent: &'a str) -> impl Iterator<Item = &'a str> {
-        let path = if self.is_dotted { self.normalized_path(sent) } else { "" };
-        Stems { path, position: 0, is_dotted: false, last_slash: path.rfind('/').unwrap_or(0) }
+        // Most paths have no dot, and need no search for a slash.
+        let (path, last_slash) = if self.is_dotted {
+            let path = self.normalized_path(sent);
+            (path, path.rfind('/').unwrap_or(0))
+        } else {
+            ("", 0)
+        };
+        Stems { path, position: 0, is_dotted: false, last_slash }
     }
 
     /// True if `is_match` is true for a form of the path other than the normalized one. Only regular expressions
